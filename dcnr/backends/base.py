@@ -1,0 +1,273 @@
+"""What a backend is: a narrow set of forward/backward pairs on opaque device arrays.
+
+Rule 1: `numpy` is the living definition; every other backend equals it within `tests/tolerances.py`.
+Rule 2: arrays are stored as float32, float16 or bfloat16; arithmetic and sums are float32 (`numpy` also takes
+float64, for finite differences). An operation returns the dtype of its first array argument unless it says otherwise.
+Rule 3: functions are pure: they never write to their inputs, except where an argument is named `into`.
+`into` is a float32 gradient accumulator: written when `accumulate` is False, added to when it is True.
+Rule 4: same inputs, same bits: no atomics, sums in a fixed order.
+Rule 5: what a backend cannot do raises `BackendUnavailable`; nothing falls back to a slow path in silence.
+
+Shape suffixes: B batch rows, T positions, R = product of all leading axes, I inputs, O outputs, D width, V vocabulary,
+H heads, F features, N numbers of elements. Weights are [out, in], as PyTorch stores them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Array = Any
+"""A device array: np.ndarray, cupy.ndarray or mlx.core.array. Has `.shape` and `.dtype`."""
+
+HostArray = npt.NDArray[Any]
+
+Precision = Literal["float32", "float16", "bfloat16", "float64"]
+Activation = Literal["relu", "gelu", "silu", "swiglu"]
+"""gelu is the exact one (erf). swiglu halves the last axis: value, gate = split(x); value * silu(gate)."""
+
+
+class Philox(NamedTuple):
+    """Where a random mask comes from: Philox 4x32-10 (Salmon et al. 2011), one 32-bit word per element.
+
+    key = (seed & 0xffffffff, seed >> 32); `stream` is a 32-bit hash of the node id. The word of element `e`
+    (its index in the whole batch, so that micro-batches and row shards do not change it) is word `(e >> 4) & 3` of the block with
+    counter (c & 0xffffffff, c >> 32, stream, step), where c = (e >> 6 << 4) | (e & 15): 64 neighbours come from 16 blocks,
+    which is what vector units like. An element is kept if word >= floor(rate * 2**32).
+    """
+
+    seed: int
+    stream: int
+    step: int
+    offset: int
+    """Index, in the whole batch, of this array's first element."""
+
+
+class Rope(NamedTuple):
+    """Rotary embedding (Su et al. 2021) of neighbouring pairs (2i, 2i+1), positions counted from 0."""
+
+    theta: float
+
+
+class AdamStep(NamedTuple):
+    """One AdamW update (Loshchilov & Hutter 2019); weight_decay 0 makes it Adam (Kingma & Ba 2015)."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    correction1: float
+    """1 - beta1**t"""
+    correction2: float
+    """1 - beta2**t"""
+    grad_factor: float
+    """Multiplies the gradient first: clip factor / loss scale."""
+
+
+class SgdStep(NamedTuple):
+    """One SGD update: m = momentum * m + g; w -= lr * (m + weight_decay * w)."""
+
+    lr: float
+    momentum: float
+    weight_decay: float
+    grad_factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes."""
+
+    total: int
+    used: int
+
+
+class Backend(Protocol):
+    """One device. Threads may call it at the same time, each with its own arrays."""
+
+    @property
+    def name(self) -> str:
+        """`numpy`, `cpu`, `cupy` or `mlx`."""
+        ...
+
+    @property
+    def runs_shards(self) -> bool:
+        """Whether a micro-batch should be cut into row shards that run in threads (CPU) or run whole (GPU)."""
+        ...
+
+    def memory(self) -> DeviceMemory:
+        """What the device has and what this process holds."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until everything issued so far is done."""
+        ...
+
+    # -- arrays ---------------------------------------------------------------------------------------------------
+
+    def from_host(self, x: HostArray, precision: Precision | None = None) -> Array:
+        """Copy to the device, rounding floats to `precision`; integers stay int64."""
+        ...
+
+    def to_host(self, x: Array) -> HostArray:
+        """A NumPy array of the same dtype (bfloat16 as ml_dtypes.bfloat16); may share memory."""
+        ...
+
+    def empty(self, shape: tuple[int, ...], precision: Precision) -> Array:
+        """Uninitialised, from the pool; returns to it when the last reference goes."""
+        ...
+
+    def zeros(self, shape: tuple[int, ...], precision: Precision) -> Array:
+        """All zero."""
+        ...
+
+    def cast(self, x: Array, precision: Precision) -> Array:
+        """`x` itself if it has that dtype, else a rounded copy (nearest even)."""
+        ...
+
+    def copy_into(self, into: Array, x: Array) -> None:
+        """into[...] = x, rounding if dtypes differ; shapes are equal."""
+        ...
+
+    # -- products -------------------------------------------------------------------------------------------------
+
+    def linear(self, x_RI: Array, w_OI: Array, b_O: Array | None, activation: Activation | None = None) -> tuple[Array, Array | None]:
+        """y = activation(x w^T + b). Returns (y, pre), `pre` (before the activation) being None without one."""
+        ...
+
+    def linear_backward(
+        self, dy_RO: Array, x_RI: Array, w_OI: Array, pre_RO: Array | None, activation: Activation | None,
+        into_w: Array, into_b: Array | None, accumulate: bool, need_dx: bool,
+    ) -> Array | None:
+        """dx (None unless `need_dx`); dw = dy^T x and db = column sums go to the accumulators."""
+        ...
+
+    # -- pointwise ------------------------------------------------------------------------------------------------
+
+    def activate(self, kind: Activation, x: Array) -> Array:
+        """Element-wise, except swiglu, which halves the last axis."""
+        ...
+
+    def activate_backward(self, kind: Activation, dy: Array, x: Array) -> Array:
+        """dx, shaped as x."""
+        ...
+
+    def add(self, terms: Sequence[Array]) -> Array:
+        """((t0 + t1) + t2) + …, in float32, rounded once."""
+        ...
+
+    def dropout(self, x: Array, rate: float, rng: Philox, residual: Array | None = None) -> Array:
+        """keep(e) * x / (1 - rate) (+ residual). Its own backward: dx = dropout(dy, rate, rng)."""
+        ...
+
+    def random_mask(self, x: Array, rate: float, rng: Philox) -> Array:
+        """keep(e) * x, without rescaling. Its own backward."""
+        ...
+
+    def rotate(self, x_BTD: Array, rope: Rope, backward: bool = False) -> Array:
+        """Turn pair (2i, 2i+1) of position t by t * theta**(-2i/D) (by the negative angle: the backward)."""
+        ...
+
+    def causal_mask(self, x: Array, fill: float) -> Array:
+        """x[..., i, j] where j <= i, else `fill`. Backward: causal_mask(dy, 0.0)."""
+        ...
+
+    # -- layers ---------------------------------------------------------------------------------------------------
+
+    def layernorm(self, x_RD: Array, g_D: Array, b_D: Array | None, eps: float) -> tuple[Array, Array, Array]:
+        """(y, mean_R, rstd_R), the last two float32. Biased variance."""
+        ...
+
+    def layernorm_backward(
+        self, dy_RD: Array, x_RD: Array, g_D: Array, mean_R: Array, rstd_R: Array,
+        into_g: Array, into_b: Array | None, accumulate: bool,
+    ) -> Array:
+        """dx; dg and db go to the accumulators."""
+        ...
+
+    def embedding(self, ids_BT: Array, w_VD: Array, positions_TD: Array | None, precision: Precision) -> Array:
+        """w[ids] (+ positions[:T]) as [B, T, D] in `precision`."""
+        ...
+
+    def embedding_backward(
+        self, dy_BTD: Array, ids_BT: Array, into_w: Array, into_positions: Array | None, accumulate: bool
+    ) -> None:
+        """Sums per id and per position, in the order of rows."""
+        ...
+
+    def attention(
+        self, qkv_BTF: Array, heads: int, causal: bool, rope: Rope | None
+    ) -> tuple[Array, tuple[Array, ...]]:
+        """Softmax attention, scale 1/sqrt(head_dim), over F = 3 * heads * head_dim columns: all of q (head after head), of k, of v.
+
+        Returns (o [B, T, heads * head_dim], what the backward needs).
+        """
+        ...
+
+    def attention_backward(
+        self, do_BTD: Array, qkv_BTF: Array, o_BTD: Array, saved: tuple[Array, ...], heads: int, causal: bool, rope: Rope | None
+    ) -> Array:
+        """dqkv, shaped as qkv."""
+        ...
+
+    # -- costs ----------------------------------------------------------------------------------------------------
+
+    def cross_entropy(self, logits_RV: Array, targets_R: Array, weight: float, grad_scale: float) -> tuple[float, Array]:
+        """(weight * sum over rows of -log softmax(logits)[target], grad_scale * weight * dlogits).
+
+        Rows whose target is negative count nothing. The sum is float64 over float32 rows, in order.
+        """
+        ...
+
+    def cross_entropy_of_probabilities(self, p_RV: Array, targets_R: Array, weight: float, grad_scale: float) -> tuple[float, Array]:
+        """The same of probabilities: -log max(p, 1e-12)."""
+        ...
+
+    def mean_squared_error(self, x: Array, target: Array, weight: float, grad_scale: float) -> tuple[float, Array]:
+        """(weight * sum over rows of mean over features of (x - target)^2, grad_scale * its gradient).
+
+        `target` has the shape of x, or is int ids of shape x.shape[:-1], which stand for one-hot rows; negative ids count nothing.
+        """
+        ...
+
+    def lm_head_cross_entropy(
+        self, x_RD: Array, w_VD: Array, b_V: Array | None, targets_R: Array, weight: float, grad_scale: float,
+        into_w: Array | None, into_b: Array | None, accumulate: bool,
+    ) -> tuple[float, Array | None]:
+        """`linear` + `cross_entropy`, forward and backward in one pass over tiles of tokens: (loss, dx).
+
+        Without accumulators (`into_w` None: validation) only the loss; dx is then None.
+        """
+        ...
+
+    # -- optimizer ------------------------------------------------------------------------------------------------
+
+    def fold_shards(self, grads_SN: Array) -> tuple[float, bool]:
+        """grads[0] += grads[1] += … in order. Returns (sum of squares of the result in float64, all finite)."""
+        ...
+
+    def add_into(self, into: Array, x: Array) -> None:
+        """into += x (a tied gradient joins its owner's)."""
+        ...
+
+    def adam(self, step: AdamStep, w: Array, g: Array, m: Array, v: Array, low: Array | None) -> None:
+        """Updates fp32 w, m, v in place, and writes the rounded copy `low` where there is one."""
+        ...
+
+    def sgd(self, step: SgdStep, w: Array, g: Array, m: Array | None, low: Array | None) -> None:
+        """Updates fp32 w (and momentum m) in place, and writes `low`."""
+        ...
+
+
+def width(precision: Precision) -> int:
+    """Bytes per element."""
+    return {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}[precision]
+
+
+def is_integer(x: HostArray) -> bool:
+    """Whether an array holds ids rather than numbers."""
+    return bool(np.issubdtype(x.dtype, np.integer))

@@ -1,0 +1,314 @@
+"""The one vocabulary of the wire. All that orchestrator and agents share is here.
+
+A message is a frozen slotted dataclass; `codec` turns it into msgpack `[type name, fields]` and back, checking every field.
+Any message may be lost, repeated or late: receivers are idempotent, and senders of what must arrive repeat it until they see its effect.
+`(session, epoch)` stands in everything that belongs to a run; an older epoch is dropped and counted.
+
+A training step, seen from the wire:
+
+1. trainer -> `Hop` (fwd, source `trainer`) with ids to each embedder and targets to each cost, micro-batch by micro-batch
+2. PNode -> PNode `Hop` fwd and bwd between segments
+3. cost's PNode -> `Loss` per micro-batch
+4. each PNode -> `StepReport` when its last backward of the step is done; repeated until the decision comes
+5. trainer -> `Decision` on the network's step subject; PNodes apply or skip; a PNode that reports a decided step gets the decision again
+6. where one PNode holds the whole network (`Deploy.decides`), it decides itself by the same function and sends `StepDone` instead of 3 to 5
+7. after a step that is a multiple of `checkpoint_every`, and on `Save`, each PNode uploads its part and sends `Saved`
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dcnr.bus.subjects import Phase
+from dcnr.ids import Epoch, NetworkId, NodeId, PNodeId, SessionId
+
+VERSION = 1
+TRAINER = NodeId("trainer")
+"""`Hop.source` of ids and targets. No node of a file may have this name."""
+
+Slot = tuple[NodeId, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """Header of one tensor. fwd: an activation for the input slots `targets`. bwd: a gradient for the output slots `targets`.
+
+    A gradient is of one use: `source`, `source_slot` is the input slot that read the activation, and the receiver adds the gradients of all uses
+    in node order. `transfer` numbers this sender's transfers; `lane` says where the payload is.
+    """
+
+    network: NetworkId
+    session: SessionId
+    epoch: Epoch
+    step: int
+    micro: int
+    attempt: int
+    phase: Phase
+    source: NodeId
+    source_slot: int
+    targets: tuple[Slot, ...]
+    sender: PNodeId
+    dtype: str
+    shape: tuple[int, ...]
+    weight: float = 0.0
+    """Targets only: 1 / counted targets of the whole step."""
+    codec: str = "raw"
+    lane: str = "inline"
+    transfer: int = 0
+    nbytes: int = 0
+    checksum: int = 0
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Part of transfer (`sender`, `transfer`): bytes from `offset` follow this header."""
+
+    sender: PNodeId
+    transfer: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """Receiver to sender: everything of `transfer` below byte `received` has been taken."""
+
+    receiver: PNodeId
+    transfer: int
+    received: int
+
+
+@dataclass(frozen=True, slots=True)
+class PNodeInfo:
+    """What a PNode is. `incarnation` changes with every start of the process; `host` is equal for processes that share memory."""
+
+    pnode: PNodeId
+    incarnation: str
+    host: str
+    backend: str
+    device: str
+    memory_total: int
+    memory_used: int
+    cores: int
+    pid: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """One session on a PNode: where it stands."""
+
+    session: SessionId
+    epoch: Epoch
+    step: int
+    vnodes: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Every 0.5 s, with everything a leader needs to know a PNode it never heard of. `stopping` says good-bye."""
+
+    info: PNodeInfo
+    hosted: tuple[Hosted, ...]
+    stopping: bool = False
+
+
+# -- orchestrator to PNode -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Deploy:
+    """Host your part of this session. Idempotent per (session, epoch); answered by `Deployed` or `Refused`.
+
+    Everyone runs the same pure passes over the same file, so no fused graph travels. `network_file` is the YAML text; `fuse` whether optional passes run.
+    `checkpoint`: storage key of the manifest to load from; None starts from the seed. `step`: optimizer steps already done.
+    `hyper`: fields of `optim.hyper.Hyper`. `state`: fields of `optim.decide.ScalerState`.
+    """
+
+    network: NetworkId
+    session: SessionId
+    epoch: Epoch
+    network_file: str
+    fuse: bool
+    assignment: dict[str, PNodeId]
+    peers: tuple[PNodeInfo, ...]
+    hyper: dict[str, str | int | float | bool | None]
+    state: dict[str, int | float]
+    seed: int
+    total_steps: int
+    micro_batches: int
+    batch: int
+    step: int
+    storage: str
+    checkpoint: str | None
+    decides: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Undeploy:
+    """Let go of a session: memory, subscriptions, work in hand."""
+
+    session: SessionId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Upload your part of the state after `step` (nothing is in flight). Answered by `Saved`; idempotent."""
+
+    session: SessionId
+    epoch: Epoch
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Apply or skip step `step`. `updates`: optimizer updates done when this one is (skipped steps do not count)."""
+
+    session: SessionId
+    epoch: Epoch
+    step: int
+    skip: bool
+    updates: int
+    lr: float
+    lr_factor: float
+    """Schedule only: multiplies a node's own learning_rate."""
+    grad_factor: float
+    """Clip factor / loss scale."""
+    next_loss_scale: float
+
+
+# -- PNode to orchestrator -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """The part is in place, at `step`."""
+
+    pnode: PNodeId
+    session: SessionId
+    epoch: Epoch
+    step: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The part does not fit or cannot run here; `reason` has the numbers."""
+
+    pnode: PNodeId
+    session: SessionId
+    epoch: Epoch
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Weighted loss of one micro-batch at one cost. Their sum over micro-batches, in order, is the step's loss."""
+
+    pnode: PNodeId
+    session: SessionId
+    epoch: Epoch
+    step: int
+    attempt: int
+    cost: NodeId
+    micro: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """All backwards of a step are done here. `losses` lists (cost, micro, loss) again, since a `Loss` may be lost."""
+
+    pnode: PNodeId
+    session: SessionId
+    epoch: Epoch
+    step: int
+    attempt: int
+    squared_norms: dict[str, float]
+    finite: bool
+    losses: tuple[tuple[NodeId, int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """A PNode that decides for itself finished a step. `state`: the `ScalerState` after it."""
+
+    pnode: PNodeId
+    session: SessionId
+    epoch: Epoch
+    step: int
+    loss: float
+    grad_norm: float
+    skipped: bool
+    lr: float
+    loss_scale: float
+    state: dict[str, int | float]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPart:
+    """One file of a checkpoint: storage key, sha256 hex, size in bytes, and the canonical tensors in it."""
+
+    key: str
+    sha256: str
+    bytes: int
+    tensors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """This PNode's part of checkpoint `step` lies in storage. `state`: `ScalerState` after it, if this PNode decides."""
+
+    pnode: PNodeId
+    session: SessionId
+    epoch: Epoch
+    step: int
+    part: SavedPart
+    state: dict[str, int | float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Something broke in this session here: one line for the user, and the traceback for the log."""
+
+    pnode: PNodeId
+    session: SessionId
+    epoch: Epoch
+    message: str
+    traceback: str
+
+
+# -- metrics ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetrics:
+    """One row of a training log. `lr`, `loss_scale`: those used in this step. `step` counts from 1."""
+
+    session: SessionId
+    step: int
+    loss: float
+    lr: float
+    grad_norm: float
+    loss_scale: float
+    skipped: bool
+    tokens_per_s: float
+    step_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionMetrics:
+    """A session changed its state. `reason` says why in words."""
+
+    session: SessionId
+    state: str
+    step: int
+    reason: str
+
+
+CommandMessage = Deploy | Undeploy | Save
+Report = Deployed | Refused | Loss | StepReport | StepDone | Saved | Failed
+Message = Hop | Chunk | Credit | Heartbeat | CommandMessage | Decision | Report | StepMetrics | SessionMetrics

@@ -1,0 +1,1 @@
+"""Optimizers and the decision at the end of a step. Pure."""

@@ -1,0 +1,39 @@
+"""The hyper-parameters of a session: what `--set key=value` may set."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+OptimizerName = Literal["sgd", "adam", "adamw"]
+ScheduleName = Literal["constant", "cosine", "linear"]
+
+
+class Hyper(BaseModel):
+    """Defaults train a small transformer. Every field is a `--set` key."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    optimizer: OptimizerName = "adamw"
+    lr: float = Field(default=3e-4, gt=0)
+    min_lr: float = Field(default=0.0, ge=0)
+    schedule: ScheduleName = "constant"
+    warmup_steps: int = Field(default=0, ge=0)
+    decay_steps: int | None = Field(default=None, gt=0)
+    """Step at which `min_lr` is reached; the session's last step if not given."""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    clip_norm: float = Field(default=0.0, ge=0)
+    """0 for no clipping."""
+    loss_scale: float | None = Field(default=None, gt=0)
+    """First loss scale; 65536 if any parameter or activation is float16, else 1."""
+    loss_scale_window: int = Field(default=2000, gt=0)
+    """Good steps after which the scale doubles."""
+    shards: int = Field(default=2, ge=1, le=64)
+    """Row shards of a micro-batch on CPU backends: part of the numbers, like the batch size, so fixed per session."""
+    checkpoint_every: int = Field(default=0, ge=0)
+    """Steps between checkpoints; 0 for only the first, the last and at suspend."""
