@@ -1,0 +1,102 @@
+"""Which text is read, and how it streams: files, folders and globs become pieces of text that never hold a whole file.
+
+Rule 1: text is UTF-8 and nothing about it is changed, neither newlines nor NUL nor a byte order mark. Invalid bytes are an error with
+file and offset.
+Rule 2: a piece ends where a blank or newline follows a visible character. No pre-tokenizer of ours joins these two,
+so the tokens of the pieces are the tokens of the file.
+Rule 3: the order is fixed: sources as given, the files of a folder or glob sorted by path.
+"""
+
+from __future__ import annotations
+
+import codecs
+import glob
+import os
+import re
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from dcnr.errors import NotFound, UserError
+
+PIECE_BYTES = 1 << 16
+_WILDCARD = re.compile(r"[*?\[]")
+_UP_TO_LAST_CUT = re.compile(r"(?s:.*)\S(?=[ \n])")
+_NOT_LIBRARY = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
+
+
+def find_files(sources: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """The files that `sources` (files, folders, globs) stand for, each once. Hidden files of folders are left out.
+
+    Raises `UserError` naming the first source that has none.
+    """
+    found: dict[Path, None] = {}
+    for source in sources:
+        files = _files_of(os.fspath(source))
+        if not files:
+            raise UserError(f"no files in '{source}'", "give text files, folders of them, or globs")
+        found.update(dict.fromkeys(files))
+    if not found:
+        raise UserError("no text was given", "give text files, folders of them, or globs")
+    return list(found)
+
+
+def _files_of(source: str) -> list[Path]:
+    path = Path(source)
+    if path.is_dir():
+        return [file for file in sorted(path.rglob("*")) if file.is_file() and not _is_hidden(file.relative_to(path))]
+    if path.exists():
+        return [path]
+    if _WILDCARD.search(source):
+        return [Path(match) for match in sorted(glob.glob(source, recursive=True)) if os.path.isfile(match)]
+    raise NotFound(f"'{source}' does not exist", "give text files, folders of them, or globs")
+
+
+def _is_hidden(relative: Path) -> bool:
+    return any(part.startswith(".") for part in relative.parts)
+
+
+def standard_library_files() -> list[Path]:
+    """The running interpreter's own library source (about 12 MB of Python), without tests and installed packages, sorted."""
+    root = Path(sysconfig.get_path("stdlib"))
+    return [file for file in sorted(root.rglob("*.py")) if _NOT_LIBRARY.isdisjoint(file.relative_to(root).parts)]
+
+
+def total_bytes(files: Iterable[Path]) -> int:
+    """Size of all `files`."""
+    return sum(file.stat().st_size for file in files)
+
+
+def read_pieces(file: Path, piece_bytes: int = PIECE_BYTES) -> Iterator[str]:
+    """The text of `file` in pieces of about `piece_bytes` (more where it has no place to cut). Their sum is the file."""
+    held: list[str] = []
+    for text in _decode(file, piece_bytes):
+        joint = held[-1][-1] + text if held else text
+        match = _UP_TO_LAST_CUT.match(joint)
+        if match is None:
+            held.append(text)
+            continue
+        cut = match.end() - (len(joint) - len(text))
+        yield "".join(held) + text[:cut]
+        held = [text[cut:]]
+    if held:
+        yield "".join(held)
+
+
+def _decode(file: Path, piece_bytes: int) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset = 0
+    with file.open("rb") as stream:
+        while True:
+            data = stream.read(piece_bytes)
+            pending = len(decoder.getstate()[0])
+            try:
+                text = decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                at = offset - pending + error.start
+                raise UserError(f"{file}: invalid UTF-8 at byte {at}", "convert the file to UTF-8 or leave it out") from error
+            offset += len(data)
+            if text:
+                yield text
+            if not data:
+                return

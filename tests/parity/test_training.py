@@ -1,0 +1,120 @@
+"""Training through the whole product gives the losses of an outside implementation of the same network."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+F = torch.nn.functional
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS, BATCH, SEED = 50, 8, 7
+HEADS, BLOCKS = 4, 2
+RELATIVE = 1e-4
+HYPER = {"optimizer": "adamw", "lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "clip_norm": 1.0}
+
+
+def dcnr(*arguments: str) -> str:
+    """Standard output of one command that must succeed."""
+    done = subprocess.run([sys.executable, "-m", "dcnr.cli.main", *arguments], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+class PlainTiny(torch.nn.Module):
+    """networks/tiny.yml as a person writes it in PyTorch, with DCNR's exported weights."""
+
+    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.p = torch.nn.ParameterDict({name.replace(".", "/"): torch.nn.Parameter(value.clone()) for name, value in weights.items()})
+
+    def linear(self, x: torch.Tensor, node: str, kind: str = "") -> torch.Tensor:
+        """x w^T (+ b)."""
+        bias = f"{node}/{kind}bias"
+        return F.linear(x, self.p[f"{node}/{kind}weight"], self.p[bias] if bias in self.p else None)
+
+    def norm(self, x: torch.Tensor, node: str) -> torch.Tensor:
+        """Layer normalisation."""
+        return F.layer_norm(x, x.shape[-1:], self.p[f"{node}/weight"], self.p[f"{node}/bias"])
+
+    def head(self, x: torch.Tensor, node: str) -> torch.Tensor:
+        """One rotary causal head: [B, T, D] -> [B, T, head_dim]."""
+        q, k, v = (self.linear(x, node, f"{kind}_") for kind in "qkv")
+        return F.scaled_dot_product_attention(rotate(q), rotate(k), v, is_causal=True)
+
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Mean cross-entropy."""
+        x = self.p["embedder/weight"][ids]
+        for b in range(BLOCKS):
+            h = self.norm(x, f"block_{b}_ln1")
+            heads = torch.cat([self.head(h, f"block_{b}_head_{i}") for i in range(HEADS)], -1)
+            x = x + self.linear(heads, f"block_{b}_output_proj")
+            h = F.gelu(self.linear(self.norm(x, f"block_{b}_ln2"), f"block_{b}_ffn_up"))
+            x = x + self.linear(h, f"block_{b}_ffn_down")
+        logits = self.norm(x, "final_ln") @ self.p["embedder/weight"].T
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def rotate(x: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of neighbouring pairs, theta 10000."""
+    t, d = x.shape[-2:]
+    angle = torch.outer(torch.arange(t).double(), 10_000.0 ** (-torch.arange(0, d, 2).double() / d))
+    cos, sin = angle.cos().float(), angle.sin().float()
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+
+
+def plain_losses(weights: dict[str, torch.Tensor], batch_of: Callable[[int], np.ndarray]) -> list[float]:
+    """Train the plain model on the same batches."""
+    net = PlainTiny(weights)
+    groups = [
+        {"params": [p for p in net.parameters() if p.dim() > 1], "weight_decay": HYPER["weight_decay"]},
+        {"params": [p for p in net.parameters() if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=HYPER["lr"], betas=(HYPER["beta1"], HYPER["beta2"]))
+    losses = []
+    for step in range(1, STEPS + 1):
+        ids = torch.from_numpy(batch_of(step))
+        loss = net(ids[:, :-1], ids[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), HYPER["clip_norm"])
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.timeout(300)
+def test_every_loss_of_fifty_steps_is_that_of_plain_pytorch(tmp_path: Path) -> None:
+    """tiny.yml over two agents, exported at step 0 and trained in PyTorch on the same batches: 50 losses within 1e-4 relative."""
+    data_dir = ("--data-dir", str(tmp_path / "data"))
+    text = tmp_path / "text.txt"
+    text.write_text("".join(p.read_text() for p in sorted((ROOT / "dcnr").rglob("*.py"))))
+    dcnr("tokenizer", "train", "parity", str(text), "--vocab-size", "1024", *data_dir)
+    dcnr("dataset", "create", "parity", str(text), "--tokenizer", "parity", "--seq-len", "64", *data_dir)
+    lines = dcnr(
+        "train", str(ROOT / "networks/tiny.yml"), "--dataset", "parity", "--steps", str(STEPS), "--batch", str(BATCH), "--micro-batches", "2",
+        "--seed", str(SEED), "--session", "parity", "--local", "2", "--json", *data_dir, *(f"--set={k}={v}" for k, v in HYPER.items()),
+    )  # fmt: skip
+    ours = [row["loss"] for row in map(json.loads, lines.splitlines()) if row["event"] == "step"]
+    dcnr("checkpoint", "export", "parity", "--step", "0", "--out", str(tmp_path / "w.safetensors"), *data_dir)
+
+    def batch_of(step: int) -> np.ndarray:
+        out = tmp_path / "batch.npy"
+        dcnr(
+            "dataset", "batch", "parity", "--split", "train", "--seed", str(SEED), "--step", str(step), "--batch", str(BATCH), "--out", str(out),
+            *data_dir,
+        )  # fmt: skip
+        return np.load(out)
+
+    plain = plain_losses(safetensors_torch.load_file(tmp_path / "w.safetensors"), batch_of)
+    assert len(ours) == STEPS
+    np.testing.assert_allclose(ours, plain, rtol=RELATIVE)

@@ -1,0 +1,98 @@
+"""Finding and streaming text."""
+
+from __future__ import annotations
+
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dcnr.errors import NotFound, UserError
+from dcnr.text.preprocess import find_files, read_pieces, standard_library_files, total_bytes
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """b.txt, a.txt, sub/c.md and a hidden file."""
+    (tmp_path / "sub").mkdir()
+    for name in ("b.txt", "a.txt", "sub/c.md", ".hidden"):
+        (tmp_path / name).write_text(name)
+    return tmp_path
+
+
+def test_a_folder_gives_its_visible_files_sorted(folder: Path) -> None:
+    """Hidden files stay out; sub-folders are read."""
+    assert find_files([folder]) == [folder / "a.txt", folder / "b.txt", folder / "sub/c.md"]
+
+
+def test_sources_keep_their_order_and_count_once(folder: Path) -> None:
+    """A file that a later source names again is not read twice."""
+    assert find_files([folder / "b.txt", folder / "*.txt"]) == [folder / "b.txt", folder / "a.txt"]
+
+
+def test_a_glob_may_cross_folders(folder: Path) -> None:
+    """`**` matches any depth."""
+    assert find_files([str(folder / "**/*.md")]) == [folder / "sub/c.md"]
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_a_file(tmp_path: Path) -> None:
+    """What exists is meant literally."""
+    odd = tmp_path / "a[1].txt"
+    odd.write_text("x")
+    assert find_files([odd]) == [odd]
+
+
+def test_what_does_not_exist_is_named(tmp_path: Path) -> None:
+    """A missing file, a glob without match, an empty folder and no source at all are four clear errors."""
+    with pytest.raises(NotFound, match=r"missing\.txt' does not exist"):
+        find_files([tmp_path / "missing.txt"])
+    with pytest.raises(UserError, match="no files in"):
+        find_files([tmp_path / "*.txt"])
+    with pytest.raises(UserError, match="no files in"):
+        find_files([tmp_path])
+    with pytest.raises(UserError, match="no text was given"):
+        find_files([])
+
+
+@settings(deadline=None)
+@given(text=st.text(alphabet="ab \n\t\r\0é😀\u0301\ufeff", max_size=60), size=st.integers(1, 9))
+def test_pieces_are_the_file_and_end_before_a_blank(text: str, size: int) -> None:
+    """Nothing is lost or changed at any piece size, also inside a character; cuts are where no pre-tokenizer joins."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "text"
+        file.write_bytes(text.encode())
+        pieces = list(read_pieces(file, size))
+    assert "".join(pieces) == text
+    for left, right in pairwise(pieces):
+        assert not left[-1].isspace()
+        assert right[0] in " \n"
+
+
+@pytest.mark.parametrize("before", [0, 3, 65536, 70001])
+@pytest.mark.parametrize("bad", [b"\xff", b"\xc3(", b"\xe2\x82"])
+def test_invalid_utf8_is_reported_with_file_and_offset(tmp_path: Path, before: int, bad: bytes) -> None:
+    """Wherever it stands, also cut off at the end of the file."""
+    file = tmp_path / "broken.txt"
+    file.write_bytes(b"x" * before + bad)
+    with pytest.raises(UserError, match=rf"broken\.txt: invalid UTF-8 at byte {before} "):
+        list(read_pieces(file))
+
+
+def test_the_offset_counts_bytes_of_a_character_split_between_reads(tmp_path: Path) -> None:
+    """A character that began in one read and turns out invalid in the next is reported where it began."""
+    file = tmp_path / "broken.txt"
+    file.write_bytes(b"abc\xe2\x82(")
+    with pytest.raises(UserError, match="at byte 3 "):
+        list(read_pieces(file, 4))
+
+
+def test_the_standard_library_is_real_text_without_tests() -> None:
+    """Every machine has megabytes of it; sorted, so that everyone reads the same order."""
+    files = standard_library_files()
+    assert files == sorted(files)
+    assert total_bytes(files) > 1_000_000
+    assert {"dataclasses.py", "argparse.py"} <= {file.name for file in files}
+    assert not any("test" in file.parts or "site-packages" in file.parts for file in files)
