@@ -133,6 +133,14 @@ class Backend(Protocol):
         """into[...] = x, rounding if dtypes differ; shapes are equal."""
         ...
 
+    def concatenate(self, parts: Sequence[Array], axis: int) -> Array:
+        """One array of all `parts`, joined along `axis` (as NumPy counts it)."""
+        ...
+
+    def split(self, x: Array, sizes: Sequence[int], axis: int) -> tuple[Array, ...]:
+        """The reverse: contiguous copies of consecutive pieces of `x`."""
+        ...
+
     # -- products -------------------------------------------------------------------------------------------------
 
     def linear(self, x_RI: Array, w_OI: Array, b_O: Array | None, activation: Activation | None = None) -> tuple[Array, Array | None]:

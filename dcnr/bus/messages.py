@@ -18,7 +18,6 @@ A training step, seen from the wire:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from dcnr.bus.subjects import Phase
 from dcnr.ids import Epoch, NetworkId, NodeId, PNodeId, SessionId
@@ -63,16 +62,17 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Part of transfer (`sender`, `transfer`): bytes from `offset` follow this header."""
+    """Part of transfer (`sender`, `transfer`) of `nbytes` bytes: those from `offset` follow. It may come before the `Hop`."""
 
     sender: PNodeId
     transfer: int
     offset: int
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """Receiver to sender: everything of `transfer` below byte `received` has been taken."""
+    """Receiver to sender: everything of `transfer` below byte `received` has been taken; -1 refuses this lane for good."""
 
     receiver: PNodeId
     transfer: int

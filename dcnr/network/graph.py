@@ -6,6 +6,7 @@ A graph is immutable; a pass returns a new one.
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -90,11 +91,31 @@ class Graph:
 
 def topological_order(nodes: Iterable[GraphNode]) -> tuple[GraphNode, ...]:
     """`nodes` sorted so that sources come first, ties by their present order. Raises `ValueError` on a cycle."""
-    waiting = {node.id: node for node in nodes}
-    done: dict[NodeId, GraphNode] = {}
-    while waiting:
-        ready = next((n for n in waiting.values() if all(p is None or p.node in done for p in n.inputs)), None)
-        if ready is None:
-            raise ValueError(f"cycle among {sorted(waiting)}")
-        done[ready.id] = waiting.pop(ready.id)
-    return tuple(done.values())
+    by_id = {node.id: node for node in nodes}
+    order, stuck = sort_ids({node.id: {port.node for port in node.inputs if port is not None} for node in by_id.values()})
+    if stuck:
+        raise ValueError(f"cycle among {', '.join(stuck)}")
+    return tuple(by_id[name] for name in order)
+
+
+def sort_ids(sources: Mapping[NodeId, set[NodeId]]) -> tuple[list[NodeId], list[NodeId]]:
+    """(ids with sources first, ties by the order of the mapping; ids on or behind a cycle), after Kahn 1962.
+
+    Sources that are no keys of the mapping count as there.
+    """
+    position = {name: index for index, name in enumerate(sources)}
+    missing = {name: len(wanted & position.keys()) for name, wanted in sources.items()}
+    readers: dict[NodeId, list[NodeId]] = defaultdict(list)
+    for name, wanted in sources.items():
+        for source in wanted & position.keys():
+            readers[source].append(name)
+    ready = [(position[name], name) for name, count in missing.items() if count == 0]
+    order: list[NodeId] = []
+    while ready:
+        _, name = heapq.heappop(ready)
+        order.append(name)
+        for reader in readers[name]:
+            missing[reader] -= 1
+            if missing[reader] == 0:
+                heapq.heappush(ready, (position[reader], reader))
+    return order, [name for name, count in missing.items() if count > 0]

@@ -29,7 +29,7 @@ class NodeSpec:
     output_shapes: tuple[tuple[int, ...], ...] | None = None
     place: Place = field(default=Place(), compare=False)
     key_places: Mapping[str, Place] = field(default_factory=dict, compare=False)
-    """Where each config key stands."""
+    """Where each key stands, the node's own (`type`, `input_shapes`, …) and those of its config."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class EdgeSpec:
     from_slot: int = 0
     to_slot: int = 0
     place: Place = field(default=Place(), compare=False)
+    key_places: Mapping[str, Place] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class SinkSpec:
     slot_id: int = 0
     type: str | None = None
     place: Place = field(default=Place(), compare=False)
+    key_places: Mapping[str, Place] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +69,5 @@ class NetworkSpec:
     precision: str | None = None
     param_precision: str | None = None
     activation_precision: str | None = None
+    place: Place = field(default=Place(), compare=False)
+    key_places: Mapping[str, Place] = field(default_factory=dict, compare=False)

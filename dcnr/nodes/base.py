@@ -36,8 +36,8 @@ class ParameterPart:
 class Parameter:
     """One stored array of a node.
 
-    `parts` cover its rows in order; an unfused plain parameter has one part. `std` is that of the normal it starts from, None for the constant `fill`.
-    `decay`: whether AdamW's weight decay applies (matrices only).
+    `parts` cover its rows in order; an unfused plain parameter has one part. `std` is that of the normal it starts from,
+    None for the constant `fill`. `decay`: whether AdamW's weight decay applies (matrices only).
     """
 
     name: str
@@ -99,5 +99,5 @@ class Node(Protocol):
         ...
 
 
-FeedKind = Literal["ids", "targets"]
-"""What the trainer sends into an input slot that no edge serves."""
+FeedKind = Literal["ids", "targets", "text"]
+"""What enters an input slot that no edge serves: the trainer's ids [seq] and targets [seq], or a request's text (shape ())."""

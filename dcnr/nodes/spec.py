@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from dcnr.nodes.base import FeedKind, Node, Shape
 
 StorePrecision = Literal["float32", "float16", "bfloat16"]
+
+_PRECISIONS: dict[str, StorePrecision] = {
+    "float32": "float32", "fp32": "float32", "f32": "float32",
+    "float16": "float16", "fp16": "float16", "f16": "float16", "half": "float16",
+    "bfloat16": "bfloat16", "bf16": "bfloat16",
+}  # fmt: skip
+
+
+def store_precision(name: str) -> StorePrecision:
+    """`fp16`, `half`, `float16`, … as the one name used inside. Raises `ValueError` for anything else."""
+    found = _PRECISIONS.get(name.strip().lower())
+    if found is None:
+        raise ValueError(f"'{name}' is not a precision; use float32, float16 or bfloat16")
+    return found
+
+
+def _numbers(value: object) -> object:
+    """A single number, or a list written as a string ("[-1, 64]", "3 4"), as a list; anything else as it is."""
+    if isinstance(value, int):
+        return [value]
+    if isinstance(value, str):
+        return [piece for piece in re.split(r"[\s,]+", value.strip().strip("[]()")) if piece]
+    return value
+
+
+Size = Annotated[int, Field(ge=1)]
+"""A width, count or length."""
+
+IntList = Annotated[tuple[int, ...], BeforeValidator(_numbers)]
+"""`[8, 64]`, `"[8, 64]"`, `"8, 64"` or `8`."""
 
 
 class NodeConfig(BaseModel):
@@ -30,6 +61,11 @@ class NodeConfig(BaseModel):
     tie_weight_alias: str | None = None
 
 
+def common_keys(config: NodeConfig) -> dict[str, Any]:
+    """The keys of `NodeConfig` alone, for a merged node's config."""
+    return {key: getattr(config, key) for key in NodeConfig.model_fields}
+
+
 class ShapeError(ValueError):
     """A shape rule refuses its inputs; the message says what it wants and what it got."""
 
@@ -39,7 +75,8 @@ class BuildArgs:
     """What a builder gets. `members` names the YAML nodes behind `id` (itself, if unfused), for canonical parameter names."""
 
     id: str
-    config: NodeConfig
+    config: Any
+    """Of the row's own config class."""
     input_shapes: tuple[Shape, ...]
     output_shapes: tuple[Shape, ...]
     tied: bool
@@ -49,21 +86,22 @@ class BuildArgs:
 
 @dataclass(frozen=True, slots=True)
 class NodeType:
-    """One row of NODE_TYPES.
+    """One row of NODE_TYPES. The callables get a config of the row's own class, which is why it is `Any` here.
 
-    `inputs(config)` is the number of input slots (None: as many as edges come in, at least two), `outputs(config)` of output slots. `feeds[slot]` says what the trainer sends into a
-    slot that no edge serves (None: an edge is needed). `shapes(config, input_shapes)` gives the output shapes or raises `ShapeError`;
-    an input shape is None where the trainer feeds it. `flops(config, input_shapes, output_shapes)` is of one forward of one row.
+    `inputs(config)` is the number of input slots (None: as many as edges come in, at least two), `outputs(config)` of output slots.
+    `feeds[slot]` says what the trainer sends into a slot that no edge serves (None: an edge is needed). `shapes(config, input_shapes)`
+    gives the output shapes or raises `ShapeError`; an input shape is None where the trainer feeds it.
+    `flops(config, input_shapes, output_shapes)` is of one forward of one row.
     """
 
     name: str
     aliases: tuple[str, ...]
     config: type[NodeConfig]
-    inputs: Callable[[NodeConfig], int | None]
-    outputs: Callable[[NodeConfig], int]
-    shapes: Callable[[NodeConfig, tuple[Shape | None, ...]], tuple[Shape, ...]]
+    inputs: Callable[[Any], int | None]
+    outputs: Callable[[Any], int]
+    shapes: Callable[[Any, tuple[Shape | None, ...]], tuple[Shape, ...]]
     build: Callable[[BuildArgs], Node]
-    flops: Callable[[NodeConfig, tuple[Shape, ...], tuple[Shape, ...]], int]
+    flops: Callable[[Any, tuple[Shape, ...], tuple[Shape, ...]], int]
     feeds: tuple[FeedKind | None, ...] = ()
     text_only: bool = False
     """Works on text (tokenizer, detokenizer): not part of a training step."""

@@ -1,0 +1,1 @@
+"""Plain NumPy: the living definition of every backend."""

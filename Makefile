@@ -1,0 +1,48 @@
+# Two commands matter: `make demo` and `make test`. Everything is installed into .venv; nothing else is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := $(VENV)/.run
+DEV := $(VENV)/.dev
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench fmt clean
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "DCNR needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..." >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(RUN): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(DEV): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,parity,dev]'
+	@touch $@ $(RUN)
+
+demo: $(RUN)  ## a whole cluster, a network and a text sample, in a few minutes
+	@$(BIN)/dcnr demo
+
+test: check  ## everything: style, types, the whole suite
+	$(BIN)/python -m pytest
+
+check: $(DEV)  ## style, types, architecture
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+bench: $(DEV)  ## every benchmark; each prints one table
+	@set -e; for file in bench/bench_*.py; do $(BIN)/python $$file; done
+
+fmt: $(DEV)  ## format and mend what can be mended
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:  ## remove what make made
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,136 @@
+"""All that a PNode can do. The shell performs them in order; slow ones come back as events.
+
+A `Job` goes to the compute thread, which does one after the other in the order given and answers each with one event. So whatever a
+job needs only has to be queued before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dcnr.agents.plan import Plan
+from dcnr.backends.base import Array, HostArray
+from dcnr.bus.messages import Decision, Deploy, Hop, Hosted, Report
+from dcnr.ids import Epoch, NetworkId, PNodeId, SessionId
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """Forward, backward or (where nothing is to wait for in between) both, of one micro-batch through one segment. Answered by `PassDone`.
+
+    `inputs` as the segment's external inputs, None for no forward; `weights` as these: what came with targets, else 0.
+    `gradients` as its incoming gradients, None for no backward.
+    """
+
+    session: SessionId
+    epoch: Epoch
+    segment: int
+    step: int
+    micro: int
+    inputs: tuple[Array, ...] | None
+    weights: tuple[float, ...]
+    gradients: tuple[Array, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """All backwards of a step are queued: fold the gradients, measure them. Answered by `Folded`."""
+
+    session: SessionId
+    epoch: Epoch
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Do what was decided of a folded step. Answered by `Applied`."""
+
+    session: SessionId
+    epoch: Epoch
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Fold, decide and apply at once, where the whole network is here. Answered by `Settled`."""
+
+    session: SessionId
+    epoch: Epoch
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Copy the state after `step` to host memory. Answered by `SnapshotTaken`."""
+
+    session: SessionId
+    epoch: Epoch
+    step: int
+
+
+Job = Pass | Fold | Apply | Settle | Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Read the network of a deploy and find this PNode's part. Answered by `Prepared` or `SetupFailed`."""
+
+    deploy: Deploy
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """Subscribe, make the arrays, load or initialise them. Answered by `Installed` or `SetupFailed`."""
+
+    deploy: Deploy
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Let go of a session: subscriptions, arrays, whatever is queued. No answer."""
+
+    session: SessionId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SendHop:
+    """Send a tensor to another PNode."""
+
+    to: PNodeId
+    hop: Hop
+    payload: HostArray
+
+
+@dataclass(frozen=True, slots=True)
+class SendReport:
+    """Tell the orchestrator."""
+
+    network: NetworkId
+    report: Report
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Upload:
+    """Put this PNode's part of a checkpoint into storage, in the background. Answered by `Uploaded` or `UploadFailed`."""
+
+    session: SessionId
+    epoch: Epoch
+    step: int
+    storage: str
+    tensors: Mapping[str, HostArray]
+    state: dict[str, int | float] | None
+    """Comes back with `Uploaded`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Send a heartbeat; the shell adds what the process is."""
+
+    hosted: tuple[Hosted, ...]
+    stopping: bool
+
+
+Command = Job | Prepare | Install | Evict | SendHop | SendReport | Upload | Beat

@@ -1,0 +1,124 @@
+"""`dcnr-agent`: one process that hosts VNodes on one device."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import re
+import secrets
+import signal
+import threading
+
+import click
+import psutil
+
+from dcnr import __version__, log
+from dcnr.agents.shell import Shell
+from dcnr.backends.base import Backend
+from dcnr.backends.load import load_backend
+from dcnr.bus.messages import PNodeInfo
+from dcnr.bus.nats import connect
+from dcnr.bus.transport import host_id
+from dcnr.clock import MonotonicClock
+from dcnr.config import from_environment
+from dcnr.errors import BackendUnavailable, DcnrError, UserError
+from dcnr.ids import PNodeId, check_id
+
+BACKENDS = ("auto", "numpy", "cpu", "cupy", "mlx")
+SHARE_OF_MACHINE = 0.8
+"""Memory that an agent may hold unless `--memory` says otherwise."""
+INTERRUPTED = 130
+"""Exit code of a process that could not end by itself in time."""
+LAST_RESORT = 1.9
+"""Seconds from the request to stop to the end, whatever happens."""
+
+_UNITS = {
+    "": 1, "b": 1,
+    "k": 1 << 10, "kib": 1 << 10, "kb": 10**3,
+    "m": 1 << 20, "mib": 1 << 20, "mb": 10**6,
+    "g": 1 << 30, "gib": 1 << 30, "gb": 10**9,
+    "t": 1 << 40, "tib": 1 << 40, "tb": 10**12,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_memory(text: str) -> int:
+    """Bytes of `8GiB`, `512 MB`, `1.5g`. Raises `UserError`."""
+    match = _SIZE.fullmatch(text)
+    if match is None or match[2].lower() not in _UNITS:
+        raise UserError(f"'{text}' is not an amount of memory", "write it like 8GiB, 512MiB or 2GB")
+    size = int(float(match[1]) * _UNITS[match[2].lower()])
+    if size < 1:
+        raise UserError(f"'{text}' is no memory at all", "give the agent some, like 8GiB")
+    return size
+
+
+def default_name() -> PNodeId:
+    """The machine's name, as far as it is one, and a short suffix, so that several agents of a machine differ."""
+    host = re.sub(r"[^A-Za-z0-9_-]+", "-", platform.node().split(".")[0]).strip("-")[:40] or "pnode"
+    return PNodeId(f"{host}-{secrets.token_hex(2)}")
+
+
+def describe_process(name: PNodeId, backend: Backend, memory: int) -> PNodeInfo:
+    """What heartbeats say of this process."""
+    return PNodeInfo(
+        pnode=name,
+        incarnation=secrets.token_hex(8),
+        host=host_id(),
+        backend=backend.name,
+        device=platform.processor() or platform.machine(),
+        memory_total=memory,
+        memory_used=0,
+        cores=len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else psutil.cpu_count() or 1,
+        pid=os.getpid(),
+        version=__version__,
+    )
+
+
+@click.command("dcnr-agent", epilog="\b\nExample:\n  dcnr-agent --name gpu-1 --memory 8GiB --nats nats://10.0.0.1:4222")
+@click.version_option(__version__, prog_name="dcnr-agent")
+@click.option("--name", help="Name of this PNode (default: the machine's, with a suffix).")
+@click.option("--backend", type=click.Choice(BACKENDS), default="auto", show_default=True, help="What it computes on.")
+@click.option("--memory", help="What it may hold, like 8GiB (default: 80 % of the machine's).")
+@click.option("--nats", "nats_url", help="The NATS server (default: $NATS_URL or nats://127.0.0.1:4222).")
+def main(name: str | None, backend: str, memory: str | None, nats_url: str | None) -> None:
+    """Host VNodes on one device of this machine until Ctrl-C."""
+    log.configure()
+    try:
+        pnode = PNodeId(check_id(name, "PNode")) if name is not None else default_name()
+        limit = parse_memory(memory) if memory is not None else int(psutil.virtual_memory().total * SHARE_OF_MACHINE)
+        asyncio.run(serve(pnode, load_backend(backend), limit, from_environment(nats_url=nats_url).nats_url))
+    except DcnrError as error:
+        click.echo(f"error: {error}", err=True)
+        raise click.exceptions.Exit(2 if isinstance(error, UserError | BackendUnavailable) else 1) from error
+
+
+async def serve(name: PNodeId, backend: Backend, memory: int, url: str) -> None:
+    """Run until SIGINT or SIGTERM; a second one, or a job that does not end, ends the process at once."""
+    info = describe_process(name, backend, memory)
+    shell = Shell(info, backend, MonotonicClock(), info.cores)
+    asked: list[threading.Timer] = []
+
+    def stop() -> None:
+        if asked:
+            os._exit(INTERRUPTED)
+        last_resort = threading.Timer(LAST_RESORT, os._exit, [INTERRUPTED])
+        last_resort.daemon = True
+        last_resort.start()
+        asked.append(last_resort)
+        shell.stop()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    await shell.run(lambda purpose: connect(url, f"{name}-{purpose}"), lambda: _ready(info, url))
+
+
+def _ready(info: PNodeInfo, url: str) -> None:
+    gib = info.memory_total / (1 << 30)
+    click.echo(f"{info.pnode} is ready at {url}: backend {info.backend}, {gib:.1f} GiB, {info.cores} cores")
+
+
+if __name__ == "__main__":
+    main(prog_name="dcnr-agent")

@@ -1,0 +1,60 @@
+"""A PNode's part of a deploy: the prepared graph, its routes, the nodes that compute, and the memory they take.
+
+Everyone runs the same pure passes over the same file, so all agree without asking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dcnr.agents.routing import Routes, find_routes
+from dcnr.bus.messages import Deploy
+from dcnr.errors import UserError
+from dcnr.ids import NodeId, PNodeId
+from dcnr.network.graph import Graph
+from dcnr.network.instantiate import instantiate
+from dcnr.network.load import load_graph
+from dcnr.nodes.base import Node
+from dcnr.optim.hyper import Hyper
+from dcnr.passes import prepare
+from dcnr.placement.cost import node_cost
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What one PNode hosts of a session."""
+
+    graph: Graph
+    routes: Routes
+    nodes: Mapping[NodeId, Node]
+    """All hosted ones."""
+    node_bytes: Mapping[NodeId, int]
+    """Parameters, optimizer state and activations of each."""
+
+    @property
+    def bytes(self) -> int:
+        """Memory that it takes."""
+        return sum(self.node_bytes.values())
+
+
+def make_plan(deploy: Deploy, me: PNodeId) -> Plan:
+    """The part of `me`. Raises `UserError` for a file that does not load, or an assignment that does not fit it."""
+    graph = prepare(load_graph(deploy.network_file, f"{deploy.network}.yml"), deploy.fuse)
+    assignment = {NodeId(node): pnode for node, pnode in deploy.assignment.items()}
+    if assignment.keys() != graph.by_id.keys():
+        odd = sorted(assignment.keys() ^ graph.by_id.keys())
+        what = f"the assignment of session '{deploy.session}' and its network differ in {', '.join(odd)}"
+        raise UserError(what, "run one version everywhere")
+    routes = find_routes(graph, assignment, me)
+    if deploy.decides and not routes.segments:
+        raise UserError(f"network '{deploy.network}' has no cost, so there is nothing to train", "add a cost")
+    rows = max(last - first for first, last in (micro_rows(deploy.batch, deploy.micro_batches, at) for at in range(deploy.micro_batches)))
+    hosted = {name: graph.by_id[name] for name in routes.hosted}
+    node_bytes = {name: node_cost(node, rows, Hyper.model_validate(deploy.hyper).shards).bytes for name, node in hosted.items()}
+    return Plan(graph, routes, {name: instantiate(node) for name, node in hosted.items()}, node_bytes)
+
+
+def micro_rows(batch: int, micro_batches: int, micro: int) -> tuple[int, int]:
+    """First row and last + 1 of a micro-batch in the batch of a step."""
+    return micro * batch // micro_batches, (micro + 1) * batch // micro_batches

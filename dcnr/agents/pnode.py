@@ -1,0 +1,231 @@
+"""One PNode: which sessions it hosts, and what its compute thread does next.
+
+Rule 1: a deploy of a newer epoch replaces an older one; whatever belongs to an older epoch is dropped and counted.
+Rule 2: what does not fit in memory is refused, with the numbers.
+Rule 3: at most `QUEUED` jobs are at the compute thread: enough to hide the hand-over, few enough that urgent work comes soon.
+Rule 4: sessions take turns.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from dcnr.agents.commands import Beat, Command, Evict, Install, Prepare, SendReport
+from dcnr.agents.events import (
+    Applied,
+    Event,
+    Folded,
+    HopArrived,
+    Installed,
+    JobEvent,
+    JobFailed,
+    PassDone,
+    Prepared,
+    Settled,
+    SetupFailed,
+    SnapshotTaken,
+    Stop,
+    Tick,
+    Told,
+    Uploaded,
+    UploadFailed,
+)
+from dcnr.agents.hosted import HostedSession, State
+from dcnr.agents.telemetry import Telemetry
+from dcnr.bus.messages import Decision, Deploy, Hosted, Refused, Save, Undeploy
+from dcnr.errors import InvariantError
+from dcnr.ids import Epoch, PNodeId, SessionId
+
+QUEUED = 2
+"""Jobs at the compute thread: the one that runs, and the next."""
+HEARTBEAT_EVERY = 0.5
+"""Seconds."""
+
+
+class PNode:
+    """The machine of one agent process. `memory` is what it may hold, in bytes."""
+
+    def __init__(self, me: PNodeId, memory: int, telemetry: Telemetry, now: float) -> None:
+        self.sessions: dict[SessionId, HostedSession] = {}
+        """In the order in which they are served next."""
+        self.stopping = False
+        self._me = me
+        self._memory = memory
+        self._telemetry = telemetry
+        self._gone: dict[SessionId, Epoch] = {}
+        """The newest epoch that was let go of, per session."""
+        self._at_work = 0
+        self._next_beat = now
+
+    @property
+    def used(self) -> int:
+        """Bytes that the hosted sessions take."""
+        return sum(session.bytes for session in self.sessions.values())
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take one event at time `now` (seconds) and return what must be done, in order."""
+        commands = self._react(event, now)
+        while self._at_work < QUEUED and (job := self._next_job()) is not None:
+            self._at_work += 1
+            commands.append(job)
+        return commands
+
+    def deadline(self) -> float | None:
+        """When the next heartbeat or repetition is due."""
+        repeats = [due for session in self.sessions.values() if (due := session.deadline()) is not None]
+        return min([self._next_beat, *repeats])
+
+    def validate(self) -> None:
+        """Raise `InvariantError` if the state contradicts itself."""
+        for session in self.sessions.values():
+            session.validate()
+        if not 0 <= self._at_work <= QUEUED:
+            raise InvariantError(f"{self._at_work} jobs at the compute thread")
+        if self.used > self._memory:
+            raise InvariantError(f"{self.used} bytes held, {self._memory} allowed")
+
+    def _react(self, event: Event, now: float) -> list[Command]:
+        match event:
+            case Told(message):
+                return self._told(message)
+            case HopArrived(hop, payload):
+                session = self._session(hop.session, hop.epoch)
+                return session.hop(hop, payload) if session else []
+            case Prepared():
+                return self._prepared(event)
+            case Installed(name, epoch):
+                session = self._session(name, epoch)
+                return session.installed() if session else []
+            case SetupFailed(name, epoch, message, traceback):
+                session = self._session(name, epoch)
+                return session.failed(message, traceback, now) if session else []
+            case Uploaded(name, epoch, step, part, state):
+                session = self._session(name, epoch)
+                return session.uploaded(step, part, state) if session else []
+            case UploadFailed(name, epoch, step, message, traceback):
+                session = self._session(name, epoch)
+                return session.failed(f"checkpoint of step {step}: {message}", traceback, now) if session else []
+            case Tick():
+                return self._tick(now)
+            case Stop():
+                self.stopping = True
+                return [self._beat()]
+            case _:
+                return self._worked(event, now)
+
+    def _told(self, message: Deploy | Undeploy | Save | Decision) -> list[Command]:
+        match message:
+            case Deploy():
+                return self._deploy(message)
+            case Undeploy(name, epoch):
+                return self._undeploy(name, epoch)
+            case Save(name, epoch, step):
+                session = self._session(name, epoch)
+                return session.save(step) if session else []
+            case Decision():
+                session = self._session(message.session, message.epoch)
+                return session.decision(message) if session else []
+            case _:
+                assert_never(message)
+
+    def _worked(self, event: JobEvent, now: float) -> list[Command]:
+        """The compute thread did a job."""
+        self._at_work -= 1
+        session = self._session(event.session, event.epoch)
+        if session is None:
+            return []
+        match event:
+            case PassDone():
+                return session.passed(event)
+            case Folded():
+                return session.folded(event, now)
+            case Applied():
+                return []
+            case Settled():
+                return session.settled(event)
+            case SnapshotTaken():
+                return session.snapshot_taken(event)
+            case JobFailed(_, _, message, traceback):
+                return session.failed(message, traceback, now)
+            case _:
+                assert_never(event)
+
+    # -- deploy -------------------------------------------------------------------------------------------------------
+
+    def _deploy(self, deploy: Deploy) -> list[Command]:
+        hosted = self.sessions.get(deploy.session)
+        if deploy.epoch <= self._gone.get(deploy.session, -1) or (hosted and deploy.epoch < hosted.deploy.epoch) or self.stopping:
+            self._telemetry.drop("stale")
+            return []
+        if hosted and deploy.epoch == hosted.deploy.epoch:
+            return hosted.deployed_again()
+        commands = self._let_go(hosted) if hosted else []
+        self.sessions[deploy.session] = HostedSession(self._me, deploy, self._telemetry)
+        return [*commands, Prepare(deploy)]
+
+    def _prepared(self, event: Prepared) -> list[Command]:
+        session = self._session(event.deploy.session, event.deploy.epoch)
+        if session is None or session.state is not State.PREPARING:
+            return []
+        free = self._memory - self.used
+        if event.plan.bytes > free:
+            del self.sessions[event.deploy.session]
+            reason = (
+                f"{self._me} has {show_bytes(free)} free of {show_bytes(self._memory)}, and its part of "
+                f"'{event.deploy.session}' ({len(event.plan.routes.hosted)} VNodes) needs {show_bytes(event.plan.bytes)}"
+            )
+            return [SendReport(event.deploy.network, Refused(self._me, event.deploy.session, event.deploy.epoch, reason))]
+        session.prepared(event.plan)
+        self._telemetry.vnodes.update(event.plan.node_bytes)
+        return [Install(event.deploy, event.plan)]
+
+    def _undeploy(self, name: SessionId, epoch: Epoch) -> list[Command]:
+        hosted = self.sessions.get(name)
+        self._gone[name] = Epoch(max(epoch, self._gone.get(name, -1)))
+        return self._let_go(hosted) if hosted and hosted.deploy.epoch <= epoch else []
+
+    def _let_go(self, hosted: HostedSession) -> list[Command]:
+        del self.sessions[hosted.deploy.session]
+        for node in hosted.nodes:
+            self._telemetry.vnodes.pop(node, None)
+        return [Evict(hosted.deploy.session, hosted.deploy.epoch)]
+
+    def _session(self, name: SessionId, epoch: Epoch) -> HostedSession | None:
+        hosted = self.sessions.get(name)
+        if hosted is not None and hosted.deploy.epoch == epoch:
+            return hosted
+        stale = epoch < hosted.deploy.epoch if hosted else epoch <= self._gone.get(name, -1)
+        self._telemetry.drop("stale" if stale else "unknown")
+        return None
+
+    # -- time and work ------------------------------------------------------------------------------------------------
+
+    def _tick(self, now: float) -> list[Command]:
+        commands: list[Command] = []
+        if now >= self._next_beat:
+            self._next_beat = now + HEARTBEAT_EVERY
+            commands.append(self._beat())
+        for session in self.sessions.values():
+            commands += session.tick(now)
+        return commands
+
+    def _beat(self) -> Beat:
+        hosted: tuple[Hosted, ...] = tuple(session.hosted() for session in self.sessions.values())
+        return Beat(hosted, self.stopping)
+
+    def _next_job(self) -> Command | None:
+        for name, session in list(self.sessions.items()):
+            job = session.next_job()
+            if job is not None:
+                self.sessions[name] = self.sessions.pop(name)  # to the end of the line
+                return job
+        return None
+
+
+def show_bytes(size: float) -> str:
+    """`3.2 GiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

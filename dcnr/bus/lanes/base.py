@@ -1,0 +1,170 @@
+"""What a lane is: one way to move the bytes of a tensor from a sender to one receiver.
+
+The header always travels as a message on the subject of the target VNode and names its lane; a lane adds where the bytes are.
+A lane for direct TCP or CUDA IPC is one more class and one more entry in `transport`; `tests/bus/lanes/contract.py` is what it must pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, ClassVar, Protocol
+
+import ml_dtypes
+import numpy as np
+import structlog
+
+from dcnr.bus import codec, subjects
+from dcnr.bus.base import Bus
+from dcnr.bus.credit import Seen
+from dcnr.bus.messages import VERSION, Credit, Hop
+from dcnr.errors import DcnrError, PeerError, UserError, WorldError
+from dcnr.ids import PNodeId
+
+HEADER_ROOM = 4096
+"""Bytes of a message left for the header before an inline payload."""
+TENSOR_LIMIT = 4 << 30
+PATIENCE = 2.0
+"""Seconds without a sign of the receiver after which what it did not acknowledge is sent again."""
+TRIES = 4
+"""How often; then the transfer has failed."""
+REFUSED = -1
+"""`Credit.received` of a receiver that cannot use this lane."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+OnHop = Callable[[Hop, Array], None]
+
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    dtype.name: dtype
+    for dtype in map(np.dtype, (ml_dtypes.bfloat16, "f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"))
+}
+
+_log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+class LaneBroken(DcnrError):
+    """This lane does not reach the peer; the next one is tried."""
+
+
+class Lane(Protocol):
+    """One way to move bytes. Calls of `send` for one receiver come one after the other."""
+
+    name: ClassVar[str]
+
+    async def start(self) -> None:
+        """Called once, before anything else."""
+        ...
+
+    def serves(self, to: PNodeId, nbytes: int) -> bool:
+        """Whether this lane can and should take `nbytes` bytes to `to`."""
+        ...
+
+    async def send(self, to: PNodeId, hop: Hop, data: Bytes) -> asyncio.Future[None]:
+        """Publish the header and send the bytes; returns once all have left. The future is done when the receiver has them.
+
+        Until then `data` must not change. Raises, or the future raises, `LaneBroken` or `WorldError`.
+        """
+        ...
+
+    def on_header(self, hop: Hop, payload: memoryview) -> None:
+        """A checked header of this lane came, with what followed it. Raises `PeerError`."""
+        ...
+
+    def on_credit(self, credit: Credit) -> None:
+        """A receiver speaks of a transfer, perhaps of another lane."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything; transfers under way fail."""
+        ...
+
+
+class Port:
+    """What lanes share of one process: its bus and its tasks, which transfers came, and where they go."""
+
+    def __init__(self, bus: Bus, me: PNodeId, on_hop: OnHop) -> None:
+        self.bus = bus
+        self.me = me
+        self.seen = Seen()
+        self.dropped: Counter[str] = Counter()
+        # From the clock, so that a restarted process does not repeat numbers that its peers have seen.
+        self._numbers = itertools.count(time.time_ns())
+        self._on_hop = on_hop
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def next_transfer(self) -> int:
+        """A number that this PNode never used before."""
+        return next(self._numbers)
+
+    async def publish(self, hop: Hop, payload: memoryview | bytes = b"") -> None:
+        """Send a header to the VNode that it is for."""
+        subject = subjects.hop(hop.network, hop.targets[0][0], hop.phase)
+        await self.bus.publish(subject, codec.encode_with_payload(hop, payload))
+
+    def deliver(self, hop: Hop, data: Bytes) -> None:
+        """Hand over the tensor; its memory is valid as long as anything refers to it."""
+        self._on_hop(hop, data.view(DTYPES[hop.dtype]).reshape(hop.shape))
+
+    def acknowledge(self, sender: PNodeId, transfer: int, received: int) -> None:
+        """Tell the sender how far we are. One that gets lost is made good by the sender's asking again."""
+        self.start(self._publish_credit(sender, Credit(self.me, transfer, received)))
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run `work` in the background until `close`."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def drop(self, error: PeerError) -> None:
+        """Something from outside breaks the protocol: count and go on."""
+        self.dropped[error.message.partition(":")[0]] += 1
+        _log.warning("hop dropped", pnode=self.me, error=str(error))
+
+    async def close(self) -> None:
+        """End the background work."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _publish_credit(self, sender: PNodeId, credit: Credit) -> None:
+        try:
+            await self.bus.publish(subjects.peer(sender, "credit"), codec.encode(credit))
+        except (UserError, WorldError) as error:
+            _log.debug("credit not sent", to=sender, error=str(error))
+
+
+def check(hop: Hop) -> None:
+    """Raise `PeerError` unless the header describes a tensor that we can take."""
+    if hop.version != VERSION or hop.codec != "raw":
+        raise PeerError(f"hop: version {hop.version}, codec '{hop.codec}'; this side speaks version {VERSION}, raw")
+    dtype = DTYPES.get(hop.dtype)
+    if dtype is None:
+        raise PeerError(f"hop: unknown dtype '{hop.dtype}'")
+    if not hop.targets:
+        raise PeerError("hop: no targets")
+    if any(size < 0 for size in hop.shape) or math.prod(hop.shape) * dtype.itemsize != hop.nbytes or hop.nbytes > TENSOR_LIMIT:
+        raise PeerError(f"hop: {hop.nbytes} bytes for shape {hop.shape} of {hop.dtype}")
+
+
+def bytes_of(array: Array) -> Bytes:
+    """The bytes of an array, without a copy if it is contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def resolve(future: asyncio.Future[None], error: Exception | None = None) -> None:
+    """Finish a future that its waiter may have given up."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+

@@ -1,0 +1,90 @@
+"""Memory that processes of one host share: mapped files on a RAM disk.
+
+Not `multiprocessing.shared_memory`: until Python 3.13 its resource tracker unlinks a segment when any process that attached to it ends.
+The owner holds a lock on the file for its life, so a file without one is the remains of a killed process, whatever its pid says.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import re
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+_NAME = re.compile(r"dcnr-[0-9]+-[0-9]+")
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
+_SHARE = 2
+"""No segment takes more than this part (1 / 2) of what is free: several processes share it."""
+
+
+def directory() -> Path:
+    """Where segments lie: in memory on Linux, else in files that the page cache holds."""
+    memory = Path("/dev/shm")
+    return memory if memory.is_dir() else Path(tempfile.gettempdir())
+
+
+class Segment:
+    """One mapped file. Made by `create` (which also removes it) or `attach` (read-only)."""
+
+    def __init__(self, name: str, memory: mmap.mmap, owned: bool) -> None:
+        self.name = name
+        self.memory = memory
+        self._owned = owned
+
+    def close(self) -> None:
+        """Unmap, and remove the file if it is ours. Processes that mapped it keep their view."""
+        if self._owned:
+            (directory() / self.name).unlink(missing_ok=True)
+        self.memory.close()
+
+
+def create(number: int, size: int) -> Segment:
+    """A segment with all its pages in place. Raises `OSError` if there is no room: writing to missing room would kill us by SIGBUS."""
+    disk = os.statvfs(directory())
+    if size * _SHARE > disk.f_bavail * disk.f_frsize:
+        raise OSError(f"{directory()} has {disk.f_bavail * disk.f_frsize} bytes free; {size * _SHARE} are needed")
+    name = f"dcnr-{os.getpid()}-{number}"
+    path = directory() / name
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, size)
+        else:
+            os.ftruncate(fd, size)
+        # The mapping holds a duplicate of the descriptor, and with it the lock.
+        return Segment(name, mmap.mmap(fd, size, flags=mmap.MAP_SHARED | _POPULATE), owned=True)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)
+
+
+def attach(name: str) -> Segment:
+    """Another process's segment. Raises `OSError` if it cannot be read here, `ValueError` if it is no segment's name."""
+    if _NAME.fullmatch(name) is None:
+        raise ValueError(f"'{name}' is no shared segment")
+    fd = os.open(directory() / name, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        memory = mmap.mmap(fd, 0, flags=mmap.MAP_SHARED | _POPULATE, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+    return Segment(name, memory, owned=False)
+
+
+def sweep() -> None:
+    """Remove what killed processes left behind."""
+    for path in directory().glob("dcnr-*"):
+        if _NAME.fullmatch(path.name) is None:
+            continue
+        with suppress(OSError):  # another user's, or gone in this moment
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink(missing_ok=True)
+            finally:
+                os.close(fd)

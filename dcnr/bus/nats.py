@@ -1,0 +1,345 @@
+"""The bus on a NATS server, through nats-py.
+
+What nats-py 2.16 asks of its user, and what is done here:
+
+- an exception in one of its callbacks ends its read loop in silence: ours only log and set flags
+- `publish` swallows cancellation while it waits for the socket: we wait ourselves, before it would
+- a stale link with unsent data never fails over: `TCP_USER_TIMEOUT`, and a watchdog that aborts the transport
+- some server errors close the client for good: it is then rebuilt with all its subscriptions
+- pending limits drop messages: they are off, since callbacks only enqueue and tensors have credits
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as NatsPySubscription
+from nats.js.client import JetStreamContext
+
+from dcnr.bus.base import Handler, Kv, OnMessage, Subscription
+from dcnr.bus.nats_kv import open_bucket
+from dcnr.errors import BusUnavailable, UserError, WorldError
+
+CONNECT_TIMEOUT = 2
+FLUSH_TIMEOUT = 5
+DRAIN_TIMEOUT = 1
+RECONNECT_WAIT = 0.25
+PING_INTERVAL = 2
+WATCH_INTERVAL = 1.0
+TCP_USER_TIMEOUT_MS = 5000
+PENDING_SIZE = 8 << 20
+"""What nats-py may hold while there is no connection; more is an error of `publish`."""
+_PENDING_HIGH = PENDING_SIZE // 2
+_PUBLISH_POLL = 0.001
+_NO_LIMIT = 0
+
+_OnMsg = Callable[[Msg], None]
+
+_log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+async def connect(url: str, name: str) -> NatsBus:
+    """A connection to the server at `url` (several: comma-separated). Raises `BusUnavailable` within 3 s if none answers."""
+    bus = NatsBus(url, name)
+    await bus.open()
+    return bus
+
+
+class NatsSubscription:
+    """One interest; it outlives reconnects and the rebuilding of the client."""
+
+    def __init__(self, bus: NatsBus, subject: str, on_msg: _OnMsg) -> None:
+        self._bus = bus
+        self._subject = subject
+        self._on_msg = on_msg
+        self._inner: NatsPySubscription | None = None
+        self._stopped = False
+
+    async def attach(self, client: Client) -> None:
+        """Subscribe at `client`."""
+        self._inner = await client.subscribe(self._subject, cb=self._hear, pending_msgs_limit=_NO_LIMIT, pending_bytes_limit=_NO_LIMIT)
+
+    async def stop(self) -> None:
+        """No callback after this returns."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._bus.forget(self)
+        if self._inner is not None:
+            with suppress(nats.errors.Error):  # a closed or draining connection has no interests any more
+                await self._inner.unsubscribe()
+
+    async def _hear(self, msg: Msg) -> None:
+        if not self._stopped:
+            self._on_msg(msg)
+
+
+class NatsBus:
+    """One connection that comes back by itself."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self._url = url
+        self._name = name
+        self._client = Client()
+        self._subscriptions: list[NatsSubscription] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._down = False
+        self._closing = False
+        self._last_error = ""
+
+    async def open(self) -> None:
+        """Connect; called once, by `connect`."""
+        if not await _anyone_listens(_servers(self._url)):
+            raise self._unavailable("no NATS server answers")
+        await self._connect()
+        self._start(self._watch())
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes of the largest message."""
+        return self._client.max_payload
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the link to a server stands at this moment."""
+        return self._client.is_connected
+
+    async def publish(self, subject: str, data: bytes) -> None:
+        """Send; waits while the socket is behind. Raises `WorldError` when disconnected for longer than the buffer lasts."""
+        await self._publish(subject, data)
+
+    async def subscribe(self, subject: str, on_message: OnMessage) -> Subscription:
+        """Active at the server when this returns."""
+        return await self._subscribe(subject, lambda msg: on_message(msg.data))
+
+    async def request(self, subject: str, data: bytes, timeout: float) -> bytes:
+        """Ask; the first answer counts."""
+        self._check_size(data)
+        await self._room()
+        with _translated(f"request to {subject}"):
+            try:
+                return (await self._client.request(subject, data, timeout)).data
+            except nats.errors.NoRespondersError as error:
+                raise BusUnavailable(f"nobody serves {subject}") from error
+            except nats.errors.TimeoutError as error:
+                raise WorldError(f"no answer on {subject} within {timeout:g} s") from error
+
+    async def serve(self, subject: str, handler: Handler) -> Subscription:
+        """Answer requests, each in its own task."""
+
+        async def answer(msg: Msg) -> None:
+            result = await handler(msg.data)
+            if msg.reply:
+                try:
+                    await self._publish(msg.reply, result)
+                except (UserError, WorldError) as error:
+                    _log.error("an answer could not be sent", subject=subject, error=str(error))
+
+        return await self._subscribe(subject, lambda msg: self._start(answer(msg)))
+
+    async def kv(self, bucket: str) -> Kv:
+        """The bucket, made if it is not there."""
+        return await open_bucket(self._jetstream, bucket)
+
+    async def close(self) -> None:
+        """Deliver what was published, then disconnect; returns within 3 s whatever the server does."""
+        if self._closing:
+            return
+        self._closing = True
+        with suppress(nats.errors.Error, TimeoutError):
+            async with asyncio.timeout(2 * DRAIN_TIMEOUT):
+                await self._client.drain()
+        if not self._client.is_closed:
+            self._abort()
+            with suppress(nats.errors.Error, TimeoutError, OSError):
+                async with asyncio.timeout(DRAIN_TIMEOUT):
+                    await self._client.close()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def forget(self, subscription: NatsSubscription) -> None:
+        """A stopped subscription is not made again."""
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+
+    # -- sending ---------------------------------------------------------------------------------------------------------
+
+    async def _publish(self, subject: str, data: bytes) -> None:
+        self._check_size(data)
+        await self._room()
+        with _translated(f"publish to {subject}"):
+            await self._client.publish(subject, data)
+
+    async def _room(self) -> None:
+        """Wait until nats-py can take a message without waiting; unlike its own wait, this one can be cancelled."""
+        while self._client.is_connected and self._client.pending_data_size > _PENDING_HIGH:
+            await asyncio.sleep(_PUBLISH_POLL)
+
+    def _check_size(self, data: bytes) -> None:
+        limit = self._client.max_payload
+        if len(data) > limit:
+            raise UserError(f"a message of {len(data)} bytes exceeds the server's max_payload of {limit}", "raise max_payload")
+
+    # -- listening -------------------------------------------------------------------------------------------------------
+
+    async def _subscribe(self, subject: str, on_msg: _OnMsg) -> NatsSubscription:
+        subscription = NatsSubscription(self, subject, on_msg)
+        with _translated(f"subscribe to {subject}"):
+            await subscription.attach(self._client)
+            self._subscriptions.append(subscription)
+            await self._client.flush(FLUSH_TIMEOUT)
+        return subscription
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            task.get_loop().call_exception_handler({"message": f"a task of bus {self._name} failed", "exception": error, "task": task})
+
+    # -- the connection --------------------------------------------------------------------------------------------------
+
+    async def _connect(self) -> None:
+        client = self._client
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                await client.connect(
+                    servers=_servers(self._url),
+                    name=self._name,
+                    error_cb=self._on_error,
+                    disconnected_cb=self._on_disconnected,
+                    reconnected_cb=self._on_reconnected,
+                    closed_cb=self._on_closed,
+                    discovered_server_cb=self._on_discovered,
+                    connect_timeout=CONNECT_TIMEOUT,
+                    max_reconnect_attempts=-1,
+                    # nats-py has no jitter of its own: clients of one server would all come back at once
+                    reconnect_time_wait=RECONNECT_WAIT * (1 + random.random()),  # type: ignore[arg-type]  # fractions work
+                    ping_interval=PING_INTERVAL,
+                    max_outstanding_pings=2,
+                    pending_size=PENDING_SIZE,
+                    drain_timeout=DRAIN_TIMEOUT,
+                )
+        except (TimeoutError, OSError, nats.errors.Error) as error:
+            with suppress(nats.errors.Error, OSError):
+                await client.close()
+            raise self._unavailable(f"no connection to NATS: {self._last_error or str(error) or 'time-out'}") from error
+        self._tune()
+
+    def _unavailable(self, what: str) -> BusUnavailable:
+        return BusUnavailable(f"{what} at {self._url}", "start a cluster: dcnr up; or set NATS_URL")
+
+    async def _watch(self) -> None:
+        """Look after a client that nats-py would leave hanging."""
+        stuck = False
+        while True:
+            await asyncio.sleep(WATCH_INTERVAL)
+            if self._client.is_closed and not self._closing:
+                await self._rebuild()
+            elif self._client.is_reconnecting and not self._down:
+                if stuck:
+                    self._abort()
+                stuck = True
+            else:
+                stuck = False
+
+    async def _rebuild(self) -> None:
+        self._client = Client()
+        try:
+            await self._connect()
+            for subscription in self._subscriptions:
+                await subscription.attach(self._client)
+        except (BusUnavailable, nats.errors.Error) as error:
+            _log.warning("NATS client not rebuilt yet", bus=self._name, error=str(error))
+            with suppress(nats.errors.Error):
+                await self._client.close()
+        else:
+            self._down = False
+            _log.info("NATS client rebuilt", bus=self._name)
+
+    def _writer(self) -> asyncio.StreamWriter | None:
+        """The stream under the client; nats-py has no public way to it."""
+        return getattr(getattr(self._client, "_transport", None), "_io_writer", None)
+
+    def _abort(self) -> None:
+        if (writer := self._writer()) is not None:
+            writer.transport.abort()
+
+    def _tune(self) -> None:
+        writer = self._writer()
+        sock = writer.get_extra_info("socket") if writer is not None else None
+        option = getattr(socket, "TCP_USER_TIMEOUT", None)
+        if sock is not None and option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, TCP_USER_TIMEOUT_MS)
+
+    # -- what nats-py tells; none of these may raise ---------------------------------------------------------------------
+
+    async def _on_error(self, error: Exception) -> None:
+        said = str(error) or type(error).__name__
+        if said != self._last_error:
+            _log.debug("NATS error", bus=self._name, error=said)
+        self._last_error = said
+
+    async def _on_disconnected(self) -> None:
+        self._down = True
+        if not self._closing:
+            _log.warning("NATS connection lost", bus=self._name, error=self._last_error)
+
+    async def _on_reconnected(self) -> None:
+        self._down = False
+        self._tune()
+        _log.info("NATS connection is back", bus=self._name)
+
+    async def _on_closed(self) -> None:
+        if not self._closing:
+            _log.error("NATS client closed by an error; it will be rebuilt", bus=self._name, error=self._last_error)
+
+    async def _on_discovered(self) -> None:
+        _log.debug("NATS server discovered", bus=self._name)
+
+    def _jetstream(self) -> JetStreamContext:
+        return self._client.jetstream()
+
+
+def _servers(url: str) -> list[str]:
+    return [part.strip() for part in url.split(",") if part.strip()]
+
+
+async def _anyone_listens(servers: list[str]) -> bool:
+    """Whether any address takes a connection. nats-py itself would go on trying for ever."""
+
+    async def listens(server: str) -> bool:
+        address = urlsplit(server if "://" in server else f"nats://{server}")
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT / 2):
+                _, writer = await asyncio.open_connection(address.hostname, address.port or 4222)
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        return True
+
+    return any(await asyncio.gather(*(listens(server) for server in servers)))
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    try:
+        yield
+    except nats.errors.Error as error:
+        raise WorldError(f"{what} failed: {str(error) or type(error).__name__}", "is the NATS server running? see: dcnr doctor") from error

@@ -1,0 +1,162 @@
+"""Tensors between PNodes: the header on the subject of the target VNode, the bytes over the best lane.
+
+- Lanes in order of preference: shared memory (same host), inline (one message), chunks (always).
+- Sends to one peer start in the order of the calls and do not wait for sends to other peers. A tensor is delivered when it is complete,
+  so a small one may overtake a large one of another edge; those of one edge, which are of one size, keep their order.
+- A transfer that is sent again is delivered once. One that nobody takes fails with `WorldError`; an inline one is lost as any message.
+- Whatever comes from outside is checked; what is wrong is logged, counted in `dropped` and forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from dcnr.bus import codec, subjects
+from dcnr.bus.base import Bus, Subscription
+from dcnr.bus.lanes.base import Array, Lane, LaneBroken, OnHop, Port, bytes_of, check
+from dcnr.bus.lanes.chunks import ChunksLane
+from dcnr.bus.lanes.inline import InlineLane
+from dcnr.bus.lanes.pool import Pool
+from dcnr.bus.lanes.shm import ShmLane
+from dcnr.bus.messages import Credit, Hop, PNodeInfo
+from dcnr.errors import PeerError
+from dcnr.ids import NetworkId, NodeId, PNodeId
+
+_log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+def host_id() -> str:
+    """Equal for processes that see the same shared memory: the machine, and on Linux the very `/dev/shm` (a container has its own)."""
+    boot, shm = Path("/proc/sys/kernel/random/boot_id"), Path("/dev/shm")
+    machine = boot.read_text().strip() if boot.exists() else f"{uuid.getnode():x}"
+    return f"{machine}-{os.stat(shm).st_dev if shm.is_dir() else 0}"
+
+
+class HopTransport:
+    """One PNode's end. `bus` is a connection of its own, apart from control; `host` is equal for processes that share memory.
+
+    `on_hop(hop, array)` is called on the loop, once per transfer; it only enqueues. The array may be read-only, and is valid as long
+    as it is referenced.
+    """
+
+    def __init__(self, bus: Bus, me: PNodeId, host: str, on_hop: OnHop) -> None:
+        self._bus = bus
+        self._me = me
+        self._port = Port(bus, me, on_hop)
+        pool = Pool()
+        self._shm = ShmLane(self._port, pool, host)
+        self._chunks = ChunksLane(self._port, pool)
+        self._lanes: tuple[Lane, ...] = (self._shm, InlineLane(self._port), self._chunks)
+        self._by_name = {lane.name: lane for lane in self._lanes}
+        self._turns: dict[PNodeId, asyncio.Lock] = {}
+        self._subscriptions: dict[tuple[NetworkId, NodeId], list[Subscription]] = {}
+        self._credits: Subscription | None = None
+        self._starting = asyncio.Lock()
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """Hops, chunks and credits that were dropped, by what was wrong."""
+        return self._port.dropped
+
+    async def listen(self, network: NetworkId, nodes: Iterable[NodeId]) -> None:
+        """Hear the hops of these VNodes; those that are heard already stay so. Active at the server when this returns."""
+        await self._start()
+        await asyncio.gather(*(self._listen(network, node) for node in nodes if (network, node) not in self._subscriptions))
+
+    async def unlisten(self, network: NetworkId, nodes: Iterable[NodeId]) -> None:
+        """Hear them no more, and let go of what was half received."""
+        for node in nodes:
+            for subscription in self._subscriptions.pop((network, node), ()):
+                await subscription.stop()
+        self._chunks.forget(network)
+
+    def set_peers(self, infos: Iterable[PNodeInfo]) -> None:
+        """Who else takes part. A peer that is not named here is reached by messages and chunks."""
+        hosts = {info.pnode: info.host for info in infos if info.pnode != self._me}
+        self._shm.set_hosts(hosts)
+        self._chunks.set_peers(len(hosts))
+
+    async def send(self, to: PNodeId, hop: Hop, payload: Array) -> None:
+        """Send one tensor to the host of `hop.targets`; sender, transfer, lane, dtype, shape and nbytes of `hop` are filled in here.
+
+        Returns when the peer has it (inline: when it was published); until then `payload` must not change. Raises `WorldError` if the
+        peer does not take it.
+        """
+        await self._start()
+        data = bytes_of(payload)
+        hop = replace(
+            hop,
+            sender=self._me,
+            transfer=self._port.next_transfer(),
+            dtype=payload.dtype.name,
+            shape=payload.shape,
+            nbytes=len(data),
+        )
+        while True:
+            lane = next(lane for lane in self._lanes if lane.serves(to, len(data)))
+            try:
+                async with self._turns.setdefault(to, asyncio.Lock()):
+                    arrived = await lane.send(to, replace(hop, lane=lane.name), data)
+                return await arrived
+            except LaneBroken as error:
+                _log.warning("lane given up", pnode=self._me, peer=to, lane=lane.name, why=str(error))
+
+    async def close(self) -> None:
+        """Stop hearing and sending; sends under way fail. The bus stays open: it is its owner's."""
+        for subscription in [one for several in self._subscriptions.values() for one in several]:
+            await subscription.stop()
+        self._subscriptions.clear()
+        if self._credits is not None:
+            await self._credits.stop()
+        await self._port.close()
+        for lane in self._lanes:
+            await lane.close()
+
+    async def _start(self) -> None:
+        async with self._starting:
+            if self._credits is None:
+                for lane in self._lanes:
+                    await lane.start()
+                self._credits = await self._bus.subscribe(subjects.peer(self._me, "credit"), self._on_credit)
+
+    async def _listen(self, network: NetworkId, node: NodeId) -> None:
+        async with AsyncExitStack() as undo:
+            heard = []
+            for phase in ("fwd", "bwd"):
+                heard.append(await self._bus.subscribe(subjects.hop(network, node, phase), self._on_message))
+                undo.push_async_callback(heard[-1].stop)
+            undo.pop_all()
+        self._subscriptions[network, node] = heard
+
+    def _on_message(self, data: bytes) -> None:
+        try:
+            hop, payload = codec.decode_with_payload(data)
+            if not isinstance(hop, Hop):
+                raise PeerError(f"hop: a {type(hop).__name__} came instead")
+            check(hop)
+            lane = self._by_name.get(hop.lane.partition(":")[0])
+            if lane is None:
+                raise PeerError(f"hop: unknown lane '{hop.lane[:64]}'")
+            lane.on_header(hop, payload)
+        except PeerError as error:
+            self._port.drop(error)
+
+    def _on_credit(self, data: bytes) -> None:
+        try:
+            credit = codec.decode(data)
+            if not isinstance(credit, Credit):
+                raise PeerError(f"credit: a {type(credit).__name__} came instead")
+        except PeerError as error:
+            self._port.drop(error)
+            return
+        for lane in self._lanes:
+            lane.on_credit(credit)

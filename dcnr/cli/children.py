@@ -1,0 +1,166 @@
+"""Child processes that never outlive this one, and the lock of a data directory.
+
+Rule 1: every child leads a process group of its own, so Ctrl-C in the terminal reaches only this process, which then stops them in order.
+Rule 2: each group is told to a guard (cli/guard), which ends it should this process be killed.
+Rule 3: the guard holds the lock too, so a directory is free only when the last child is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from dcnr.errors import UserError
+
+
+class DirectoryLock:
+    """One cluster at a time on a data directory."""
+
+    def __init__(self, data_dir: Path) -> None:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        self._file: IO[str] = (data_dir / "cluster.lock").open("a+")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.seek(0)
+            pid = self._file.read().strip() or "unknown"
+            self._file.close()
+            raise UserError(
+                f"a cluster already runs on the data directory {data_dir} (pid {pid})",
+                "use that one (leave out --local), stop it, or name another directory with --data-dir",
+            ) from None
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()))
+        self._file.flush()
+
+    def fileno(self) -> int:
+        """For handing the lock on."""
+        return self._file.fileno()
+
+    def release(self) -> None:
+        """Let go; free once the guard has let go too."""
+        self._file.close()
+
+
+class Guard:
+    """The other end of cli/guard."""
+
+    def __init__(self, lock: DirectoryLock) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", str(Path(__file__).with_name("guard.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(lock.fileno(),),
+            start_new_session=True,
+            text=True,
+        )
+
+    def born(self, pid: int) -> None:
+        """End this group if we are killed."""
+        self._tell(f"+{pid}\n")
+
+    def reaped(self, pid: int) -> None:
+        """This group is gone."""
+        self._tell(f"-{pid}\n")
+
+    def close(self) -> None:
+        """Let the guard end what is left, which is nothing after an orderly stop, and wait for it."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line)
+        self._process.stdin.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One running part of a cluster."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    log: Path
+
+    def epitaph(self) -> str:
+        """How it ended, in one line."""
+        code = self.process.returncode
+        how = f"was ended by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with exit code {code}"
+        lines = self.log.read_text(errors="replace").split("\n") if self.log.exists() else []
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"{self.name} {how}: {last or 'it printed nothing'} (log: {self.log})"
+
+
+class Children:
+    """Starts, watches and stops child processes. Logs go to `log_dir`, one file for each."""
+
+    def __init__(self, guard: Guard, log_dir: Path) -> None:
+        self._guard = guard
+        self._log_dir = log_dir
+        self._running: dict[str, Child] = {}
+
+    async def start(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> Child:
+        """Start one; `env` is added to our own environment."""
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        path = self._log_dir / f"{name}.log"
+        with path.open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **env}, start_new_session=True
+            )
+        self._guard.born(process.pid)
+        child = Child(name, process, path)
+        self._running[name] = child
+        return child
+
+    async def next_death(self) -> Child:
+        """Wait until one ends that was not asked to."""
+        waits = {asyncio.ensure_future(child.process.wait()): child for child in self._running.values()}
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        child = waits[done.pop()]
+        self._forget(child)
+        return child
+
+    async def stop(self, names: Sequence[str], patience: float) -> None:
+        """Ask some to end, wait at most `patience` seconds, then end them by force."""
+        children = [self._running[name] for name in names if name in self._running]
+        for child in children:
+            _signal(child, signal.SIGTERM)
+        waits = [asyncio.ensure_future(child.process.wait()) for child in children]
+        if waits:
+            await asyncio.wait(waits, timeout=patience)
+        for child in children:
+            _signal(child, signal.SIGKILL)
+        await asyncio.gather(*waits)
+        for child in children:
+            self._forget(child)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that run, in the order in which they were started."""
+        return tuple(self._running)
+
+    def _forget(self, child: Child) -> None:
+        self._guard.reaped(child.process.pid)
+        self._running.pop(child.name, None)
+
+
+def _signal(child: Child, number: signal.Signals) -> None:
+    if child.process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.process.pid, number)

@@ -1,0 +1,154 @@
+"""A whole cluster on this machine: server, orchestrator and agents as children of this process.
+
+Rule 1: with `NATS_URL` set no server is started; orchestrator and agents join that one.
+Rule 2: it is ready when the orchestrator lists every one of its agents as alive.
+Rule 3: server or orchestrator gone is the end; a dead agent is a line, and the end only if it was the last.
+Rule 4: a stop takes at most `AGENT_PATIENCE + SERVER_PATIENCE` seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self, TypeVar
+
+import psutil
+
+from dcnr.bus.api import call
+from dcnr.bus.base import Bus
+from dcnr.bus.server import NatsServer
+from dcnr.cli.children import Children, DirectoryLock, Guard
+from dcnr.cli.client import connection
+from dcnr.config import from_environment
+from dcnr.errors import BusUnavailable, DcnrError, WorldError
+
+T = TypeVar("T")
+Note = Callable[[str], None]
+
+BACKENDS = ("auto", "numpy", "cpu", "cupy", "mlx")
+SHARE_OF_MACHINE = 0.8
+"""Memory that all agents together may hold."""
+START_PATIENCE = 60.0
+"""Seconds until every agent must be alive; a first start compiles kernels."""
+AGENT_PATIENCE = 1.0
+SERVER_PATIENCE = 0.4
+ASK_EVERY = 0.1
+"""Seconds between two looks at whether the agents are there, or the server still is."""
+
+
+class LocalCluster:
+    """An async context manager; `url` is where its NATS server answers."""
+
+    def __init__(self, data_dir: Path, agents: int, backend: str = "auto", port: int = 0) -> None:
+        """`port` of the server; 0 for any free one."""
+        self._data_dir = data_dir.absolute()
+        self._backend = backend
+        self.url = os.environ.get("NATS_URL", "")
+        self._server = None if self.url else NatsServer(from_environment(self._data_dir).nats_store, port)
+        suffix = "" if self._server else f"-{os.getpid()}"
+        self.agents = tuple(f"agent-{index + 1}{suffix}" for index in range(agents))
+
+    async def __aenter__(self) -> Self:
+        """Start everything, and wait until it is ready."""
+        self._lock = DirectoryLock(self._data_dir)
+        self._guard = Guard(self._lock)
+        self._children = Children(self._guard, self._data_dir / "logs")
+        try:
+            await self._start()
+            await self.run_beside(self._wait_until_ready(), _fail)
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._stop()
+
+    async def run_beside(self, work: Coroutine[Any, Any, T], note: Note) -> T:
+        """Do `work` while the children live. A death that ends the cluster cancels it and is raised as `DcnrError`."""
+        working = asyncio.ensure_future(work)
+        watches = [asyncio.ensure_future(self._watch_server()), asyncio.ensure_future(self._watch_children(note))]
+        try:
+            await asyncio.wait([working, *watches], return_when=asyncio.FIRST_COMPLETED)
+            for watch in watches:
+                if watch.done() and not working.done():
+                    watch.result()
+        finally:
+            for task in (working, *watches):
+                task.cancel()
+            await asyncio.gather(working, *watches, return_exceptions=True)
+        return working.result()
+
+    async def _watch_server(self) -> NoReturn:
+        while self._server is None or self._server.pid is not None:
+            await asyncio.sleep(ASK_EVERY)
+        raise DcnrError("nats-server ended", f"its log is in {from_environment(self._data_dir).nats_store}")
+
+    async def _watch_children(self, note: Note) -> NoReturn:
+        while True:
+            child = await self._children.next_death()
+            left = [name for name in self.agents if name in self._children.names]
+            if child.name not in self.agents or not left:
+                raise DcnrError(child.epitaph())
+            note(child.epitaph())
+
+    async def _start(self) -> None:
+        if self._server is not None:
+            await self._server.start()
+            assert self._server.pid is not None
+            self._guard.born(self._server.pid)
+            self.url = self._server.url
+        env = {"NATS_URL": self.url, "DCNR_DATA_DIR": str(self._data_dir)}
+        await self._children.start("orchestrator", _program("dcnr.cli.main", "orchestrator"), env)
+        memory = str(int(psutil.virtual_memory().total * SHARE_OF_MACHINE / len(self.agents)))
+        for name in self.agents:
+            options = ("--name", name, "--backend", self._backend, "--memory", memory)
+            await self._children.start(name, _program("dcnr.agents.main", *options), env)
+
+    async def _wait_until_ready(self) -> None:
+        try:
+            async with asyncio.timeout(START_PATIENCE), connection(self.url) as bus:
+                while not set(self.agents) <= await _alive(bus):
+                    await asyncio.sleep(ASK_EVERY)
+        except TimeoutError:
+            where = self._data_dir / "logs"
+            raise WorldError(f"the cluster was not ready after {START_PATIENCE:.0f} s", f"look into {where}") from None
+
+    async def _stop(self) -> None:
+        """Agents and orchestrator first: they say good-bye to the server."""
+        await self._children.stop(self._children.names, AGENT_PATIENCE)
+        if self._server is not None:
+            await _stop_server(self._server)
+        self._guard.close()
+        self._lock.release()
+
+
+async def _stop_server(server: NatsServer) -> None:
+    try:
+        async with asyncio.timeout(SERVER_PATIENCE):
+            await server.stop()
+    except TimeoutError:
+        server.kill()
+        await server.stop()
+
+
+def _program(module: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", module, *arguments]
+
+
+async def _alive(bus: Bus) -> set[str]:
+    """Names of the PNodes that are alive; nobody while the orchestrator is not there yet."""
+    try:
+        rows = (await call(bus, "pnode.list"))["pnodes"]
+    except (BusUnavailable, WorldError):
+        return set()
+    return {row["pnode"] for row in rows if row["state"] == "alive"}
+
+
+def _fail(line: str) -> None:
+    """During the start, every death counts."""
+    raise DcnrError(line)

@@ -1,0 +1,103 @@
+"""Follows a training run: its step rows and changes of state, until it ends.
+
+Rule 1: metrics are at most once, so silence is filled by asking the orchestrator every `ASK_EVERY` seconds.
+Rule 2: waiting for PNodes is normal for a moment, so it is told only if it lasts into such a silence, once for each reason.
+Rule 3: `done` ends well; `failed` is an error with the run's own reason; `suspended` and a deleted session end with a note.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from dcnr.bus import subjects
+from dcnr.bus.api import call
+from dcnr.bus.base import Bus
+from dcnr.bus.codec import decode
+from dcnr.bus.messages import Message, SessionMetrics, StepMetrics
+from dcnr.cli.progress import View
+from dcnr.errors import DcnrError, NotFound
+from dcnr.ids import SessionId
+
+ASK_EVERY = 2.0
+"""Seconds of silence after which the orchestrator is asked."""
+
+
+class Follower:
+    """One session's news. Made before the session, so that nothing is missed."""
+
+    def __init__(self, bus: Bus, session: SessionId) -> None:
+        self._bus = bus
+        self.session = session
+        self._news: asyncio.Queue[Message] = asyncio.Queue()
+        self.last_step = 0
+        self.final_loss: float | None = None
+        self._told = ""
+
+    def on_message(self, data: bytes) -> None:
+        """Bus callback: only enqueues."""
+        self._news.put_nowait(decode(data))
+
+    async def follow(self, view: View) -> None:
+        """Show everything until the run ends. Raises `DcnrError` if it failed."""
+        while True:
+            state, reason = await self._next(view)
+            match state:
+                case "done":
+                    view.done(self.session, self.final_loss)
+                    return
+                case "failed":
+                    remedy = f"`dcnr session show {self.session}` says more"
+                    raise DcnrError(f"session {self.session} failed at step {self.last_step}: {reason}", remedy)
+                case "suspended" | "deleted":
+                    view.note(f"session {self.session} is {state} at step {self.last_step}")
+                    return
+                case _:
+                    self._tell(view, state, reason)
+
+    async def _next(self, view: View) -> tuple[str, str]:
+        """Show steps until the state is heard of."""
+        while True:
+            try:
+                async with asyncio.timeout(ASK_EVERY):
+                    message = await self._news.get()
+            except TimeoutError:
+                return await self._ask()
+            match message:
+                case StepMetrics():
+                    self.last_step, self.final_loss = message.step, message.loss
+                    view.step(message)
+                case SessionMetrics(state=state) if state != "waiting":
+                    return state, message.reason
+                case _:
+                    continue
+
+    async def _ask(self) -> tuple[str, str]:
+        try:
+            shown = await call(self._bus, "session.show", session=self.session)
+        except NotFound:
+            return "deleted", ""
+        if shown["state"] == "done" and self.final_loss is None:
+            self.final_loss = shown["loss"]
+        self.last_step = max(self.last_step, shown["step"])
+        return shown["state"], shown["reason"] or ""
+
+    def _tell(self, view: View, state: str, reason: str) -> None:
+        text = f"session {self.session} is {state}" + (f": {reason}" if reason else "")
+        if state == "waiting" and text != self._told:
+            self._told = text
+            view.note(text)
+
+
+@asynccontextmanager
+async def follower(bus: Bus, session: SessionId) -> AsyncIterator[Follower]:
+    """A follower that hears the session's metrics while the block runs."""
+    one = Follower(bus, session)
+    steps = await bus.subscribe(subjects.metrics("step", session), one.on_message)
+    states = await bus.subscribe(subjects.metrics("session", session), one.on_message)
+    try:
+        yield one
+    finally:
+        await steps.stop()
+        await states.stop()

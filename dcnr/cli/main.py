@@ -1,0 +1,60 @@
+"""The program `dcnr`: finds the command and imports only that.
+
+Rule 1: help of the whole program reads this table and imports no command, so it is there at once.
+Rule 2: a command is imported when it runs; each noun has a file of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+from dcnr import __version__
+
+COMMANDS = {
+    "demo": ("dcnr.cli.demo:demo", "A whole story in minutes: cluster, text, network, training, a sample."),
+    "up": ("dcnr.cli.up:up", "Run a whole local cluster in the foreground."),
+    "orchestrator": ("dcnr.orchestrator.main:orchestrator", "Run an orchestrator."),
+    "network": ("dcnr.cli.network:network", "Check, register, analyze and draw network files."),
+    "tokenizer": ("dcnr.cli.tokenizer:tokenizer", "Train and use tokenizers."),
+    "dataset": ("dcnr.cli.dataset:dataset", "Make and look at datasets."),
+    "train": ("dcnr.cli.train:train", "Train a network and watch it learn."),
+    "session": ("dcnr.cli.session:session", "List, watch, suspend and resume training runs."),
+    "pnode": ("dcnr.cli.pnode:pnode", "List and drain the processes that host VNodes."),
+    "metrics": ("dcnr.cli.metrics:metrics", "Follow live metrics."),
+    "checkpoint": ("dcnr.cli.checkpoint:checkpoint", "List and export checkpoints."),
+    "doctor": ("dcnr.cli.doctor:doctor", "Say what works here, and what to do about what does not."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group over COMMANDS."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The table, without importing a command."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.command(cls=LazyGroup, epilog="\b\nExample:\n  dcnr train networks/tiny.yml --text book.txt --local 3\n  dcnr COMMAND --help")
+@click.version_option(__version__, prog_name="dcnr")
+def main() -> None:
+    """Neural networks written in YAML, trained as graphs of small agents over NATS."""
+
+
+if __name__ == "__main__":
+    main(prog_name="dcnr")

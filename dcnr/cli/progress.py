@@ -1,0 +1,147 @@
+"""How a training run shows itself: JSON lines for scripts, a live bar on a terminal, plain lines elsewhere.
+
+Rule 1: every step is one JSON line; people get a line for the first and last step, one in `EVERY` seconds, and each skipped step.
+Rule 2: notes ("waiting for a PNode …") go to stderr, so stdout of `--json` holds only objects.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from dataclasses import asdict
+from types import TracebackType
+from typing import Protocol, Self
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dcnr.bus.messages import StepMetrics
+from dcnr.cli.output import show_json
+
+EVERY = 2.0
+"""Seconds between plain lines."""
+
+
+class View(Protocol):
+    """What is told about a run, as a context manager."""
+
+    def __enter__(self) -> Self:
+        """Begin to show."""
+        ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Leave the terminal in order."""
+        ...
+
+    def step(self, row: StepMetrics) -> None:
+        """A step is done."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something else a person wants to know."""
+        ...
+
+    def done(self, session: str, final_loss: float | None) -> None:
+        """The run ended well."""
+        ...
+
+
+def choose_view(steps: int, as_json: bool) -> View:
+    """The view that fits where stdout goes. `steps`: the run's last step."""
+    if as_json:
+        return JsonView()
+    return BarView(steps) if sys.stdout.isatty() else LineView(steps)
+
+
+class _Plain:
+    """A view that needs no setting up."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        """To stderr."""
+        click.echo(text, err=True)
+
+
+class JsonView(_Plain):
+    """One object a line."""
+
+    def step(self, row: StepMetrics) -> None:
+        """`{"event": "step", …}`; NaN and infinity are null, for JSON has neither."""
+        fields = {name: value if math.isfinite(value) else None for name, value in asdict(row).items() if name != "session"}
+        show_json({"event": "step", **fields})
+
+    def done(self, session: str, final_loss: float | None) -> None:
+        """`{"event": "done", …}`."""
+        show_json({"event": "done", "session": session, "final_loss": final_loss})
+
+
+class LineView(_Plain):
+    """A line now and then."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._next = 0.0
+
+    def step(self, row: StepMetrics) -> None:
+        """Print it if it is due."""
+        now = time.monotonic()
+        if now >= self._next or row.step == self._steps or row.skipped:
+            self._next = now + EVERY
+            click.echo(f"step {row.step}/{self._steps}  {describe(row)}")
+
+    def done(self, session: str, final_loss: float | None) -> None:
+        """The last line."""
+        click.echo(farewell(session, final_loss))
+
+
+class BarView:
+    """A live bar."""
+
+    def __init__(self, steps: int) -> None:
+        self._console = Console()
+        text = TextColumn("{task.description}  ETA")
+        columns = (MofNCompleteColumn(), BarColumn(bar_width=24), text, TimeRemainingColumn())
+        self._bar = Progress(*columns, console=self._console)
+        self._task = self._bar.add_task("waiting for the first step", total=steps)
+        self._farewell = ""
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()
+        if self._farewell:
+            click.echo(self._farewell)
+
+    def step(self, row: StepMetrics) -> None:
+        """Move the bar."""
+        self._bar.update(self._task, completed=row.step, description=describe(row))
+
+    def note(self, text: str) -> None:
+        """Above the bar."""
+        self._console.print(text, markup=False, highlight=False)
+
+    def done(self, session: str, final_loss: float | None) -> None:
+        """Below the bar, once it has stopped."""
+        self._farewell = farewell(session, final_loss)
+
+
+def describe(row: StepMetrics) -> str:
+    """A step in a few words."""
+    skipped = "  skipped (overflow)" if row.skipped else ""
+    speed = f"{row.tokens_per_s:,.0f} tok/s  {row.step_ms:.0f} ms"
+    return f"loss {row.loss:.4f}  lr {row.lr:.2e}  grad {row.grad_norm:.3f}  {speed}{skipped}"
+
+
+def farewell(session: str, final_loss: float | None) -> str:
+    """The end of a run in a few words."""
+    loss = "" if final_loss is None else f", final loss {final_loss:.4f}"
+    return f"session {session} is done{loss}"

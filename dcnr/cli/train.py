@@ -1,0 +1,175 @@
+"""`dcnr train`: from a network and a text (or dataset) to a run that a person watches.
+
+Rule 1: everything that can be wrong with the user's input is found before anything is started or registered.
+Rule 2: a network file is registered under its own name and replaces an older version; the orchestrator refuses while a session uses that.
+Rule 3: Ctrl-C with `--local` writes a checkpoint and stops the cluster; without it, only the watching ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic import ValidationError
+
+from dcnr.bus.api import call
+from dcnr.bus.base import Bus
+from dcnr.cli.client import connection, run
+from dcnr.cli.cluster import BACKENDS, LocalCluster
+from dcnr.cli.corpus import prepare_text
+from dcnr.cli.follow import Follower, follower
+from dcnr.cli.output import Command, data_dir_option, example, json_option
+from dcnr.cli.progress import View, choose_view
+from dcnr.cli.source import Source, fetch_source, is_file, read_source
+from dcnr.errors import UserError
+from dcnr.ids import SessionId, check_id
+from dcnr.network.problems import nearest
+from dcnr.optim.hyper import Hyper
+from dcnr.text.preprocess import find_files
+
+SUSPEND_PATIENCE = 1.2
+"""Seconds that a checkpoint may take after Ctrl-C."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainPlan:
+    """The options of the command."""
+
+    network: str
+    dataset: str | None
+    text: str | None
+    steps: int
+    batch: int
+    micro_batches: int
+    seed: int
+    settings: tuple[str, ...]
+    no_fuse: bool
+    pnodes: int
+    local: int | None
+    session: str | None
+    backend: str
+    data_dir: Path
+    as_json: bool
+
+
+@click.command(
+    cls=Command,
+    epilog=example(
+        "dcnr train networks/tiny.yml --text book.txt --local 3",
+        "dcnr train tiny --dataset books --steps 1000 --batch 16 --micro-batches 2 --set lr=1e-3 --set schedule=cosine",
+    ),
+)
+@click.argument("network", metavar="NETWORK|FILE.yml")
+@click.option("--dataset", help="A dataset of the data directory.")
+@click.option("--text", metavar="PATH", help="A text file, folder or glob instead: makes tokenizer and dataset, once for each content.")
+@click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True, help="Optimizer steps in all.")
+@click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Rows of a step.")
+@click.option("--micro-batches", type=click.IntRange(min=1), default=1, show_default=True, help="Parts that a batch is sent in.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights, batches and dropout.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help=f"Hyper-parameter: {', '.join(Hyper.model_fields)}.")
+@click.option("--no-fuse", is_flag=True, help="Run the graph as written, without fusing nodes.")
+@click.option("--pnodes", type=click.IntRange(min=0), default=0, show_default=True, help="Spread over so many PNodes; 0 for all.")
+@click.option("--local", type=click.IntRange(1, 64), metavar="AGENTS", help="Start a cluster of so many agents for this run.")
+@click.option("--session", help="Name of the run; made up if not given.")
+@click.option("--backend", type=click.Choice(BACKENDS), default="auto", show_default=True, help="Of the agents of --local.")
+@data_dir_option
+@json_option
+def train(**options: Any) -> None:
+    """Train a network and watch it learn."""
+    run(start_training(TrainPlan(**options)))
+
+
+async def start_training(plan: TrainPlan) -> None:
+    """The whole command."""
+    hyper = parse_settings(plan.settings)
+    _check(plan)
+    source = read_source(plan.network) if is_file(plan.network) else None
+    dataset = _dataset(plan, source) if source else None
+    async with AsyncExitStack() as stack:
+        cluster = None
+        if plan.local is not None:
+            cluster = await stack.enter_async_context(LocalCluster(plan.data_dir, plan.local, plan.backend))
+        bus = await stack.enter_async_context(connection(cluster.url if cluster else None))
+        if source is None or dataset is None:
+            source = await fetch_source(bus, plan.network)
+            dataset = _dataset(plan, source)
+        training = _train(plan, bus, source, dataset, hyper)
+        await (cluster.run_beside(training, lambda line: click.echo(line, err=True)) if cluster else training)
+
+
+def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
+    """The fields of `Hyper` that `key=value` texts set. Raises `UserError`."""
+    fields: dict[str, str] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise UserError(f"--set {setting} has no '='", "write it as key=value, for example --set lr=3e-4")
+        if key not in Hyper.model_fields:
+            raise UserError(f"--set {setting}: there is no hyper-parameter '{key}'", nearest(key, Hyper.model_fields, "keys"))
+        fields[key] = value
+    try:
+        return Hyper.model_validate(fields).model_dump(exclude_unset=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0])
+        raise UserError(f"--set {key}={fields[key]}: {first['msg']}", "give another value") from None
+
+
+def _check(plan: TrainPlan) -> None:
+    if (plan.dataset is None) == (plan.text is None):
+        raise UserError("give either --dataset or --text", "a dataset's name, or the path of a text")
+    if plan.batch % plan.micro_batches:
+        raise UserError(f"a batch of {plan.batch} rows cannot be cut into {plan.micro_batches} equal micro-batches", "use a divisor")
+    if plan.session is not None:
+        check_id(plan.session, "session")
+    if plan.local is not None and plan.pnodes > plan.local:
+        raise UserError(f"--pnodes {plan.pnodes} is more than the {plan.local} agents of --local", "start more agents or use fewer")
+
+
+def _dataset(plan: TrainPlan, source: Source) -> str:
+    graph = source.graph
+    if plan.dataset is not None:
+        return plan.dataset
+    assert plan.text is not None
+    return prepare_text(plan.data_dir, find_files([plan.text]), graph)
+
+
+async def _train(plan: TrainPlan, bus: Bus, source: Source, dataset: str, hyper: dict[str, Any]) -> None:
+    name = SessionId(plan.session or f"{source.graph.name[:50]}-{secrets.token_hex(3)}")
+    if is_file(plan.network):
+        await call(bus, "network.create", file=source.text, file_name=source.file_name, replace=True)
+    async with follower(bus, name) as one:
+        fields = {"steps": plan.steps, "batch": plan.batch, "micro_batches": plan.micro_batches, "seed": plan.seed, "hyper": hyper}
+        more = {"fuse": not plan.no_fuse, "pnodes": plan.pnodes, "session": name, "start": True}
+        await call(bus, "session.create", network=source.graph.name, dataset=dataset, **fields, **more)
+        with choose_view(plan.steps, plan.as_json) as view:
+            try:
+                await one.follow(view)
+            except asyncio.CancelledError:
+                await _leave(plan, bus, one, view)
+                raise
+
+
+async def _leave(plan: TrainPlan, bus: Bus, one: Follower, view: View) -> None:
+    """After Ctrl-C."""
+    if plan.local is None:
+        view.note(f"session {one.session} goes on; see it again with: dcnr session watch {one.session}")
+        return
+    suspending = asyncio.ensure_future(_suspend(bus, one, view))
+    await asyncio.wait({suspending}, timeout=SUSPEND_PATIENCE)
+    if not suspending.done():
+        suspending.cancel()
+        view.note(f"session {one.session} could not be saved in time; its last checkpoint counts")
+    view.note(f"go on with: dcnr up --agents {plan.local} --data-dir {plan.data_dir}")
+    view.note(f"      then: dcnr session resume {one.session} && dcnr session watch {one.session}")
+
+
+async def _suspend(bus: Bus, one: Follower, view: View) -> None:
+    await call(bus, "session.suspend", session=one.session)
+    await one.follow(view)

@@ -1,0 +1,58 @@
+"""Where things are: the NATS server and the data directory.
+
+The option of a command wins over the environment, which wins over the default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What every process needs to know before it can talk or write."""
+
+    nats_url: str
+    data_dir: Path
+
+    @property
+    def tokenizers(self) -> Path:
+        """`<name>/tokenizer.json` each."""
+        return self.data_dir / "tokenizers"
+
+    @property
+    def datasets(self) -> Path:
+        """`<name>/manifest.json` and shards each."""
+        return self.data_dir / "datasets"
+
+    @property
+    def checkpoints(self) -> Path:
+        """`<session>/<step>/` each."""
+        return self.data_dir / "checkpoints"
+
+    @property
+    def nats_store(self) -> Path:
+        """JetStream files of the bundled server."""
+        return self.data_dir / "nats"
+
+
+def resolve(environ: Mapping[str, str], data_dir: str | Path | None = None, nats_url: str | None = None) -> Config:
+    """The configuration under `environ` (NATS_URL, DCNR_DATA_DIR); the other two are a command's options."""
+    home = Path(environ.get("HOME") or Path.home())
+    chosen = data_dir or environ.get("DCNR_DATA_DIR") or home / ".dcnr"
+    return Config(nats_url or environ.get("NATS_URL") or DEFAULT_NATS_URL, Path(chosen).expanduser().absolute())
+
+
+def environment() -> Mapping[str, str]:
+    """The environment of this process, for the few who need more of it than `Config` holds."""
+    return os.environ
+
+
+def from_environment(data_dir: str | Path | None = None, nats_url: str | None = None) -> Config:
+    """`resolve` under the environment of this process."""
+    return resolve(os.environ, data_dir, nats_url)

@@ -1,0 +1,222 @@
+"""The verbs of the orchestrator: what is asked is checked here, decided by the machine, and answered from its state.
+
+Rule 1: fields are validated before anything else happens; unknown fields are errors.
+Rule 2: slow checks (graphs, datasets, manifests) run in threads, before the machine is asked; nothing partial is ever registered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from dcnr import __version__
+from dcnr.errors import AlreadyExists, NotFound, UserError
+from dcnr.ids import NetworkId, PNodeId, SessionId, check_id
+from dcnr.metrics.history import History
+from dcnr.network.graph import Graph
+from dcnr.network.load import load_graph
+from dcnr.orchestrator import events, views
+from dcnr.orchestrator.cluster import Cluster
+from dcnr.orchestrator.planning import check_data, check_hyper, count_parameters, prepared
+from dcnr.orchestrator.requests import (
+    CreateNetwork,
+    CreateSession,
+    NamedNetwork,
+    NamedPNode,
+    NamedSession,
+    Nothing,
+    ResumeSession,
+)
+from dcnr.orchestrator.session import Session
+from dcnr.orchestrator.state import CheckpointRecord, NetworkRecord, SessionRecord, SessionState
+from dcnr.orchestrator.trainer import scaler_fields
+from dcnr.storage.base import Storage
+from dcnr.storage.checkpoint import checkpoint_prefix, read_manifest
+
+Answer = dict[str, Any]
+Put = Callable[[Callable[[int], events.Ask]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One verb: its name and what its request looks like."""
+
+    name: str
+    request: type[BaseModel]
+    do: Callable[[Any], Awaitable[Answer]]
+
+    async def answer(self, fields: dict[str, Any]) -> Answer:
+        """Check the fields and do it. Raises `DcnrError`."""
+        try:
+            request = self.request.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise UserError(f"{self.name}: '{where}': {first['msg']}") from error
+        return await self.do(request)
+
+
+class Api:
+    """All verbs, over the machine of the leader."""
+
+    def __init__(self, cluster: Cluster, ask: Put, storage: Storage, data_dir: Path, history: History) -> None:
+        self._cluster = cluster
+        self._ask = ask
+        self._storage = storage
+        self._data_dir = data_dir
+        self._history = history
+        self.verbs = (
+            Verb("cluster.info", Nothing, self._info),
+            Verb("network.create", CreateNetwork, self._create_network),
+            Verb("network.list", Nothing, self._list_networks),
+            Verb("network.show", NamedNetwork, self._show_network),
+            Verb("network.delete", NamedNetwork, self._delete_network),
+            Verb("session.create", CreateSession, self._create_session),
+            Verb("session.start", NamedSession, self._start_session),
+            Verb("session.resume", ResumeSession, self._resume_session),
+            Verb("session.suspend", NamedSession, self._suspend_session),
+            Verb("session.list", Nothing, self._list_sessions),
+            Verb("session.show", NamedSession, self._show_session),
+            Verb("session.delete", NamedSession, self._delete_session),
+            Verb("pnode.list", Nothing, self._list_pnodes),
+            Verb("pnode.show", NamedPNode, self._show_pnode),
+            Verb("pnode.drain", NamedPNode, self._drain_pnode),
+        )
+
+    async def _info(self, _request: Nothing) -> Answer:
+        return views.cluster_info(self._cluster, self._storage.url, __version__)
+
+    # -- networks ----------------------------------------------------------------------------------------------------------
+
+    async def _create_network(self, request: CreateNetwork) -> Answer:
+        graph = await asyncio.to_thread(load_graph, request.file, request.file_name)
+        parameters = await asyncio.to_thread(count_parameters, graph)
+        record = NetworkRecord(graph.name, request.file, request.file_name, len(graph.nodes), parameters)
+        await self._ask(lambda number: events.PutNetwork(number, record, request.replace))
+        return {"name": record.name, "vnodes": record.vnodes, "parameters": record.parameters}
+
+    async def _list_networks(self, _request: Nothing) -> Answer:
+        return {"networks": [views.network_row(record) for _, record in sorted(self._cluster.networks.items())]}
+
+    async def _show_network(self, request: NamedNetwork) -> Answer:
+        record = self._network(request.name)
+        return {**views.network_row(record), "file": record.file, "file_name": record.file_name}
+
+    async def _delete_network(self, request: NamedNetwork) -> Answer:
+        await self._ask(lambda number: events.DropNetwork(number, NetworkId(request.name)))
+        return {"name": request.name}
+
+    # -- sessions ----------------------------------------------------------------------------------------------------------
+
+    async def _create_session(self, request: CreateSession) -> Answer:
+        network = self._network(request.network)
+        hyper = check_hyper(request.hyper)
+        graph = await asyncio.to_thread(prepared, network.file, network.file_name, request.fuse)
+        await asyncio.to_thread(check_data, graph, self._data_dir, request.dataset)
+        record = SessionRecord(
+            session=await self._new_name(request.session, request.network),
+            network=network.name,
+            network_file=network.file,
+            file_name=network.file_name,
+            dataset=request.dataset,
+            steps=request.steps,
+            batch=request.batch,
+            micro_batches=request.micro_batches,
+            seed=request.seed,
+            hyper=hyper.model_dump(),
+            fuse=request.fuse,
+            pnodes=request.pnodes,
+        )
+        await self._ask(lambda number: events.CreateSession(number, record, graph if request.start else None))
+        return {"session": record.session}
+
+    async def _new_name(self, wanted: str | None, network: str) -> SessionId:
+        if wanted is not None:
+            name = SessionId(check_id(wanted, "session"))
+            if await self._storage.list(checkpoint_prefix(name)) and name not in self._cluster.sessions:
+                raise AlreadyExists(f"there are checkpoints of an earlier session '{name}'", "choose another name")
+            return name
+        number = 1
+        while await self._taken(name := SessionId(f"{network[:56]}-{number}")):
+            number += 1
+        return name
+
+    async def _taken(self, name: SessionId) -> bool:
+        return name in self._cluster.sessions or bool(await self._storage.list(checkpoint_prefix(name)))
+
+    async def _start_session(self, request: NamedSession) -> Answer:
+        session = self._session(request.session)
+        if session.record.state is not SessionState.CREATED:
+            raise UserError(f"session '{request.session}' was started before", "`dcnr session resume` goes on with it")
+        return await self._go_on(session, None)
+
+    async def _resume_session(self, request: ResumeSession) -> Answer:
+        return await self._go_on(self._session(request.session), request.steps)
+
+    async def _go_on(self, session: Session, steps: int | None) -> Answer:
+        record = session.record
+        graph: Graph = await asyncio.to_thread(prepared, record.network_file, record.file_name, record.fuse)
+        checkpoint = await self._newest(record.session)
+        await self._ask(lambda number: events.StartSession(number, record.session, graph, checkpoint, steps))
+        return views.session_state(session)
+
+    async def _newest(self, session: SessionId) -> CheckpointRecord | None:
+        try:
+            manifest = await read_manifest(self._storage, session)
+        except NotFound:
+            return None
+        return CheckpointRecord(manifest.step, manifest.key, scaler_fields(manifest.state))
+
+    async def _suspend_session(self, request: NamedSession) -> Answer:
+        session = self._session(request.session)
+        await self._ask(lambda number: events.SuspendSession(number, session.record.session))
+        return views.session_state(session)
+
+    async def _list_sessions(self, _request: Nothing) -> Answer:
+        return {"sessions": [views.session_row(session) for _, session in sorted(self._cluster.sessions.items())]}
+
+    async def _show_session(self, request: NamedSession) -> Answer:
+        session = self._session(request.session)
+        shown = views.session_details(session)
+        if shown["loss"] is None:
+            rows = await asyncio.to_thread(self._history.rows, session.record.session)
+            shown["loss"] = rows[-1].loss if rows else None
+        return shown
+
+    async def _delete_session(self, request: NamedSession) -> Answer:
+        await self._ask(lambda number: events.DeleteSession(number, SessionId(request.session)))
+        return {"session": request.session, "state": "deleted"}
+
+    # -- PNodes ------------------------------------------------------------------------------------------------------------
+
+    async def _list_pnodes(self, _request: Nothing) -> Answer:
+        return {"pnodes": [views.pnode_row(member) for _, member in sorted(self._cluster.fleet.members.items())]}
+
+    async def _show_pnode(self, request: NamedPNode) -> Answer:
+        return views.pnode_details(self._cluster, self._pnode(request.pnode))
+
+    async def _drain_pnode(self, request: NamedPNode) -> Answer:
+        await self._ask(lambda number: events.DrainPNode(number, PNodeId(request.pnode)))
+        return views.pnode_details(self._cluster, self._pnode(request.pnode))
+
+    # -- what must exist ---------------------------------------------------------------------------------------------------
+
+    def _network(self, name: str) -> NetworkRecord:
+        if name not in self._cluster.networks:
+            raise NotFound(f"no network '{name}'", "see `dcnr network list`, or register it with `dcnr network create`")
+        return self._cluster.networks[NetworkId(name)]
+
+    def _session(self, name: str) -> Session:
+        if name not in self._cluster.sessions:
+            raise NotFound(f"no session '{name}'", "see `dcnr session list`")
+        return self._cluster.sessions[SessionId(name)]
+
+    def _pnode(self, name: str) -> PNodeId:
+        if name not in self._cluster.fleet.members:
+            raise NotFound(f"no PNode '{name}'", "see `dcnr pnode list`")
+        return PNodeId(name)

@@ -1,0 +1,169 @@
+"""All that can happen to an orchestrator.
+
+Rule 1: what a user asks carries the number of the request; the machine answers it with `commands.Answer`.
+Rule 2: slow work (graphs, manifests, datasets) is done before an event is made, or is a command whose result is an event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dcnr.bus.messages import Heartbeat, PNodeInfo, Report
+from dcnr.ids import Epoch, NetworkId, PNodeId, SessionId
+from dcnr.network.graph import Graph
+from dcnr.orchestrator.state import CheckpointRecord, NetworkRecord, SessionRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A heartbeat came."""
+
+    beat: Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A PNode says something about a session."""
+
+    report: Report
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchRead:
+    """The ids of a step: `tokens_BS` int64 [batch, sequence + 1]."""
+
+    session: SessionId
+    epoch: Epoch
+    step: int
+    tokens_BS: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFailed:
+    """The ids of a step could not be read."""
+
+    session: SessionId
+    epoch: Epoch
+    step: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestWritten:
+    """A checkpoint is complete."""
+
+    session: SessionId
+    epoch: Epoch
+    checkpoint: CheckpointRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFailed:
+    """Storage would not take the manifest of a checkpoint."""
+
+    session: SessionId
+    epoch: Epoch
+    step: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A deadline passed."""
+
+
+# -- what users ask --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PutNetwork:
+    """Register a checked network; `replace` one of that name if there is one."""
+
+    request: int
+    record: NetworkRecord
+    replace: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DropNetwork:
+    """Forget a network that no session uses."""
+
+    request: int
+    name: NetworkId
+
+
+@dataclass(frozen=True, slots=True)
+class CreateSession:
+    """Add a checked session; `graph`, the prepared one, starts it at once."""
+
+    request: int
+    record: SessionRecord
+    graph: Graph | None
+
+
+@dataclass(frozen=True, slots=True)
+class StartSession:
+    """Start a created session from its seed, or resume one from `checkpoint` (None: the seed). `steps` is a new total."""
+
+    request: int
+    session: SessionId
+    graph: Graph
+    checkpoint: CheckpointRecord | None = None
+    steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendSession:
+    """Stop at a checkpoint after the steps in flight."""
+
+    request: int
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteSession:
+    """Forget a session that is not under way, and its checkpoints."""
+
+    request: int
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class DrainPNode:
+    """Move everything away from a PNode and give it nothing new."""
+
+    request: int
+    pnode: PNodeId
+
+
+# -- what the fleet tells the sessions -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """PNodes that may take work, by name; memory as last heard."""
+
+    pnodes: tuple[PNodeInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A PNode is gone."""
+
+    pnode: PNodeId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """A PNode is to be emptied."""
+
+    pnode: PNodeId
+
+
+Ask = PutNetwork | DropNetwork | CreateSession | StartSession | SuspendSession | DeleteSession | DrainPNode
+Result = BatchRead | BatchFailed | ManifestWritten | ManifestFailed
+Event = Heard | Reported | Result | Tick | Ask
+SessionEvent = Report | Result | Tick | StartSession | SuspendSession | Offered | Lost | Draining

@@ -1,0 +1,189 @@
+"""Who is there: PNodes from their heartbeats, judged by our clock alone.
+
+    (unheard) --heartbeat--> alive <--heartbeat-- suspect        stopped: it said good-bye
+                               |  \\--1.5 s silent--^ |            dead: silent for 3 s, or started anew under the same name
+                               \\--good-bye--> stopped \\--3 s silent--> dead
+
+Rule 1: a heartbeat of another incarnation means that the old process is dead: `Gone` comes before `Joined`.
+Rule 2: a new leader gives everyone in its records one full time-out of grace, and work only to those that it heard itself.
+Rule 3: the gone are listed for ten minutes, so that a person can read why; then they are forgotten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dcnr.bus.messages import Heartbeat, Hosted, PNodeInfo
+from dcnr.errors import InvariantError
+from dcnr.ids import PNodeId
+from dcnr.orchestrator.events import DrainPNode, Heard, Tick
+from dcnr.orchestrator.state import PNodeRecord, PNodeState
+
+SUSPECT_AFTER = 1.5
+DEAD_AFTER = 3.0
+FORGET_AFTER = 600.0
+
+_PRESENT = frozenset({PNodeState.ALIVE, PNodeState.SUSPECT})
+
+TRANSITIONS: dict[PNodeState, frozenset[PNodeState]] = {
+    PNodeState.ALIVE: frozenset({PNodeState.SUSPECT, PNodeState.DEAD, PNodeState.STOPPED}),
+    PNodeState.SUSPECT: frozenset({PNodeState.ALIVE, PNodeState.DEAD, PNodeState.STOPPED}),
+    PNodeState.DEAD: frozenset({PNodeState.ALIVE}),
+    PNodeState.STOPPED: frozenset({PNodeState.ALIVE}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """This PNode can take work from now on."""
+
+    pnode: PNodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Everything on this PNode is lost."""
+
+    pnode: PNodeId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """This PNode is to be emptied."""
+
+    pnode: PNodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The record of a PNode is another one."""
+
+    record: PNodeRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """The record of a PNode that has been gone for long is dropped."""
+
+    pnode: PNodeId
+
+
+FleetChange = Joined | Gone | Drained | Changed | Forgotten
+
+
+@dataclass(slots=True)
+class Member:
+    """A PNode: its record, what it hosts, and when it was last heard."""
+
+    record: PNodeRecord
+    heard: float
+    hosted: tuple[Hosted, ...] = ()
+    by_us: bool = True
+    """False while all we know of it was written by an earlier leader."""
+
+    @property
+    def present(self) -> bool:
+        """Whether it may still be running."""
+        return self.record.state in _PRESENT
+
+
+class Fleet:
+    """The machine of all PNodes."""
+
+    def __init__(self, records: tuple[PNodeRecord, ...], now: float) -> None:
+        self.members = {record.info.pnode: Member(record, now, by_us=False) for record in records}
+
+    def handle(self, event: Heard | DrainPNode | Tick, now: float) -> list[FleetChange]:
+        """Take a heartbeat, a drain or a deadline; a PNode's own changes stand in the order in which they happened."""
+        match event:
+            case Heard(beat):
+                return self._heard(beat, now)
+            case DrainPNode(_, pnode):
+                return self._drain(pnode)
+            case Tick():
+                return [change for pnode in list(self.members) for change in self._judge(pnode, now)]
+
+    def deadline(self) -> float | None:
+        """When the next silence becomes long enough to mean something."""
+        return min((member.heard + _patience(member.record.state) for member in self.members.values()), default=None)
+
+    def present(self) -> tuple[PNodeInfo, ...]:
+        """PNodes that may be running, by name."""
+        return tuple(self.members[pnode].record.info for pnode in sorted(self.members) if self.members[pnode].present)
+
+    def eligible(self) -> tuple[PNodeInfo, ...]:
+        """PNodes that may take work, by name."""
+        heard = (self.members[pnode].record for pnode in sorted(self.members) if self.members[pnode].by_us)
+        return tuple(record.info for record in heard if record.state is PNodeState.ALIVE and not record.draining)
+
+    def validate(self) -> None:
+        """Raise `InvariantError` if a record stands under another name."""
+        for pnode, member in self.members.items():
+            if member.record.info.pnode != pnode:
+                raise InvariantError(f"PNode {member.record.info.pnode} is listed as {pnode}")
+
+    def _heard(self, beat: Heartbeat, now: float) -> list[FleetChange]:
+        pnode = beat.info.pnode
+        member = self.members.get(pnode)
+        if member is None or member.record.info.incarnation != beat.info.incarnation:
+            return [] if beat.stopping else self._joined(beat, now)
+        if beat.stopping:
+            return self._goodbye(member)
+        joins = not member.by_us or not member.present
+        member.heard, member.hosted, member.by_us = now, beat.hosted, True
+        member.record = replace(member.record, info=beat.info)
+        changes = [] if member.record.state is PNodeState.ALIVE else self._move(member, PNodeState.ALIVE, "")
+        return [*changes, Joined(pnode)] if joins else changes
+
+    def _joined(self, beat: Heartbeat, now: float) -> list[FleetChange]:
+        pnode = beat.info.pnode
+        old = self.members.get(pnode)
+        dead = self._gone(old, PNodeState.DEAD, f"PNode {pnode} started anew as process {beat.info.pid}") if old and old.present else []
+        new = self.members[pnode] = Member(PNodeRecord(beat.info, PNodeState.ALIVE), now, beat.hosted)
+        return [*dead, Changed(new.record), Joined(pnode)]
+
+    def _goodbye(self, member: Member) -> list[FleetChange]:
+        if not member.present:
+            return []
+        return self._gone(member, PNodeState.STOPPED, f"PNode {member.record.info.pnode} was stopped")
+
+    def _drain(self, pnode: PNodeId) -> list[FleetChange]:
+        member = self.members.get(pnode)
+        if member is None or not member.present or member.record.draining:
+            return []
+        member.record = replace(member.record, draining=True)
+        return [Changed(member.record), Drained(pnode)]
+
+    def _judge(self, pnode: PNodeId, now: float) -> list[FleetChange]:
+        member = self.members[pnode]
+        silent = now - member.heard
+        if silent < _patience(member.record.state):
+            return []
+        if not member.present:
+            del self.members[pnode]
+            return [Forgotten(pnode)]
+        if silent >= DEAD_AFTER:
+            return self._gone(member, PNodeState.DEAD, f"PNode {pnode} has been silent for {silent:.1f} s")
+        return self._move(member, PNodeState.SUSPECT, f"silent for {silent:.1f} s")
+
+    def _gone(self, member: Member, state: PNodeState, reason: str) -> list[FleetChange]:
+        member.hosted = ()
+        return [*self._move(member, state, reason), Gone(member.record.info.pnode, reason)]
+
+    def _move(self, member: Member, state: PNodeState, reason: str) -> list[FleetChange]:
+        was = member.record.state
+        if state not in TRANSITIONS[was]:
+            raise InvariantError(f"PNode {member.record.info.pnode} cannot go from {was} to {state}")
+        member.record = replace(member.record, state=state, reason=reason)
+        return [Changed(member.record)]
+
+
+def _patience(state: PNodeState) -> float:
+    match state:
+        case PNodeState.ALIVE:
+            return SUSPECT_AFTER
+        case PNodeState.SUSPECT:
+            return DEAD_AFTER
+        case PNodeState.DEAD | PNodeState.STOPPED:
+            return FORGET_AFTER

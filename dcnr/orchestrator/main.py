@@ -1,0 +1,72 @@
+"""`dcnr orchestrator`: the process that places, trains and watches."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+from pathlib import Path
+
+import click
+
+from dcnr import log
+from dcnr.bus.nats import connect
+from dcnr.bus.transport import HopTransport, host_id
+from dcnr.clock import MonotonicClock
+from dcnr.config import Config, from_environment
+from dcnr.errors import DcnrError, UserError
+from dcnr.ids import PNodeId, check_id
+from dcnr.orchestrator.shell import Shell
+
+STOPPED = 130
+"""Exit code after Ctrl-C, as shells count it."""
+
+
+@click.command(epilog="\b\nExample:\n  dcnr orchestrator --data-dir ./data --nats nats://127.0.0.1:4222")
+@click.option(
+    "--data-dir", type=click.Path(file_okay=False, path_type=Path), help="Datasets and checkpoints (default: $DCNR_DATA_DIR or ~/.dcnr)."
+)
+@click.option("--nats", "nats_url", help="The NATS server (default: $NATS_URL or nats://127.0.0.1:4222).")
+@click.option("--name", default="orchestrator", show_default=True, help="How it is called in logs.")
+def orchestrator(data_dir: Path | None, nats_url: str | None, name: str) -> None:
+    """Run an orchestrator. Any number may run; one leads, the others stand by."""
+    log.configure()
+    try:
+        me = PNodeId(check_id(f"{name}-{secrets.token_hex(4)}", "orchestrator"))
+        asyncio.run(_until_stopped(me, from_environment(data_dir, nats_url)))
+    except DcnrError as error:
+        click.echo(f"error: {error}", err=True)
+        raise click.exceptions.Exit(2 if isinstance(error, UserError) else 1) from error
+
+
+async def _until_stopped(me: PNodeId, config: Config) -> None:
+    """Run until Ctrl-C or SIGTERM; a second one ends the process at once."""
+    work = asyncio.ensure_future(_serve(me, config))
+    loop = asyncio.get_running_loop()
+
+    def stop(number: int) -> None:
+        loop.remove_signal_handler(number)
+        work.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+    try:
+        await work
+    except asyncio.CancelledError:
+        return
+
+
+async def _serve(me: PNodeId, config: Config) -> None:
+    control = await connect(config.nats_url, me)
+    try:
+        tensors = await connect(config.nats_url, f"{me}-tensors")
+        try:
+            transport = HopTransport(tensors, me, host_id(), lambda _hop, _payload: None)
+            try:
+                await Shell(control, transport, config.data_dir, me, MonotonicClock()).run()
+            finally:
+                await transport.close()
+        finally:
+            await tensors.close()
+    finally:
+        await control.close()

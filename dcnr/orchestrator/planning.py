@@ -1,0 +1,61 @@
+"""What must be true before a session is made: the graph can be trained, the data fits it, every hyper-parameter is known.
+
+These functions block; call them from a thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from dcnr.data.dataset import Dataset
+from dcnr.errors import UserError
+from dcnr.network.graph import Graph
+from dcnr.network.instantiate import instantiate
+from dcnr.network.load import load_graph
+from dcnr.optim.hyper import Hyper
+from dcnr.orchestrator.feed import feeds_of
+from dcnr.passes import prepare
+
+
+def prepared(file: str, file_name: str, fuse: bool) -> Graph:
+    """The graph that is trained: what placement divides and PNodes run. Raises `UserError`."""
+    return prepare(load_graph(file, file_name), fuse)
+
+
+def count_parameters(graph: Graph) -> int:
+    """Trainable numbers of a graph as it was loaded; tied ones are counted once."""
+    nodes = prepare(graph, fuse=False).nodes
+    return sum(math.prod(parameter.shape) for node in nodes for parameter in instantiate(node).parameters)
+
+
+def check_data(graph: Graph, data_dir: Path, name: str) -> None:
+    """Raise `UserError` unless dataset `name` exists, is long enough for `graph`, and has no id that `graph` does not know."""
+    feeds = feeds_of(graph)
+    dataset = Dataset.open(data_dir, name)
+    dataset.require("train", feeds.seq_len)
+    for node_id, _slot in (*feeds.ids, *feeds.targets):
+        known = getattr(graph.by_id[node_id].config, "vocab_size", None)
+        if known is not None and known < dataset.manifest.vocab_size:
+            size = dataset.manifest.vocab_size
+            raise UserError(
+                f"dataset '{name}' has a vocabulary of {size}, node '{node_id}' of network '{graph.name}' of {known}",
+                f"set vocab_size to {size} or more, or use a dataset with a smaller tokenizer",
+            )
+
+
+def check_hyper(given: Mapping[str, object]) -> Hyper:
+    """The hyper-parameters, defaults filled in. Raises `UserError` that names the nearest known key or what a value may be."""
+    unknown = [key for key in given if key not in Hyper.model_fields]
+    if unknown:
+        nearest = get_close_matches(unknown[0], Hyper.model_fields, n=1, cutoff=0.0)
+        raise UserError(f"unknown hyper-parameter '{unknown[0]}'", f"did you mean '{nearest[0]}'? known: {', '.join(Hyper.model_fields)}")
+    try:
+        return Hyper.model_validate(dict(given))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise UserError(f"hyper-parameter '{first['loc'][0]}': {first['msg']}, not {first['input']!r}") from error

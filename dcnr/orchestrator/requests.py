@@ -1,0 +1,73 @@
+"""What the fields of each request of the API may be."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MAX_SEED = 2**63 - 1
+
+
+class Request(BaseModel):
+    """Unknown fields are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Nothing(Request):
+    """No fields."""
+
+
+class CreateNetwork(Request):
+    """Register a network file, given as its text."""
+
+    file: str
+    file_name: str = "network.yml"
+    replace: bool = False
+
+
+class NamedNetwork(Request):
+    """One network."""
+
+    name: str
+
+
+class CreateSession(Request):
+    """Train `network` on `dataset`. `pnodes`: how many to use, 0 for all."""
+
+    network: str
+    dataset: str
+    steps: int = Field(ge=1)
+    batch: int = Field(ge=1)
+    micro_batches: int = Field(default=1, ge=1)
+    seed: int = Field(default=0, ge=0, le=MAX_SEED)
+    hyper: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
+    fuse: bool = True
+    pnodes: int = Field(default=0, ge=0)
+    session: str | None = None
+    start: bool = True
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        if self.batch % self.micro_batches:
+            raise ValueError(f"a batch of {self.batch} cannot be cut into {self.micro_batches} equal micro-batches")
+        return self
+
+
+class NamedSession(Request):
+    """One session."""
+
+    session: str
+
+
+class ResumeSession(NamedSession):
+    """Go on with a session; `steps` is a new total."""
+
+    steps: int | None = Field(default=None, ge=1)
+
+
+class NamedPNode(Request):
+    """One PNode."""
+
+    pnode: str

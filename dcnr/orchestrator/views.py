@@ -1,0 +1,85 @@
+"""What the API shows of the machine's state: plain values, ready to be packed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dcnr.ids import PNodeId
+from dcnr.orchestrator.cluster import Cluster
+from dcnr.orchestrator.fleet import Member
+from dcnr.orchestrator.session import Session
+from dcnr.orchestrator.state import NetworkRecord
+
+Row = dict[str, Any]
+
+
+def cluster_info(cluster: Cluster, storage: str, version: str) -> Row:
+    """The cluster in a line; `pnodes` counts those that are present."""
+    present = sum(member.present for member in cluster.fleet.members.values())
+    return {"version": version, "orchestrator": cluster.settings.me, "storage": storage, "pnodes": present}
+
+
+def network_row(record: NetworkRecord) -> Row:
+    """A network in a line."""
+    return {"name": record.name, "vnodes": record.vnodes, "parameters": record.parameters, "revision": record.revision}
+
+
+def session_state(session: Session) -> Row:
+    """Where a session stands."""
+    return {"session": session.record.session, "state": str(session.record.state)}
+
+
+def session_row(session: Session) -> Row:
+    """A session in a line."""
+    record = session.record
+    return {
+        "session": record.session,
+        "network": record.network,
+        "dataset": record.dataset,
+        "state": str(record.state),
+        "step": session.step,
+        "steps": record.steps,
+        "loss": session.loss,
+        "reason": record.reason,
+    }
+
+
+def session_details(session: Session) -> Row:
+    """Everything about a session; `assignment` is empty while no PNode holds it."""
+    record = session.record
+    return {
+        **session_row(session),
+        "batch": record.batch,
+        "micro_batches": record.micro_batches,
+        "seed": record.seed,
+        "hyper": record.hyper,
+        "fuse": record.fuse,
+        "epoch": record.epoch,
+        "assignment": dict(session.homes),
+        "checkpoints": [checkpoint.step for checkpoint in record.checkpoints],
+    }
+
+
+def pnode_row(member: Member) -> Row:
+    """A PNode in a line; `vnodes` and `sessions` are what it hosts by its own last word."""
+    record, info = member.record, member.record.info
+    return {
+        "pnode": info.pnode,
+        "state": str(record.state),
+        "reason": record.reason or ("draining" if record.draining else ""),
+        "backend": info.backend,
+        "device": info.device,
+        "host": info.host,
+        "memory_total": info.memory_total,
+        "memory_used": info.memory_used,
+        "cores": info.cores,
+        "vnodes": sum(hosted.vnodes for hosted in member.hosted),
+        "sessions": [hosted.session for hosted in member.hosted],
+        "version": info.version,
+    }
+
+
+def pnode_details(cluster: Cluster, pnode: PNodeId) -> Row:
+    """The same, and the VNodes that live there by session."""
+    nodes = {name: [node for node, home in session.homes.items() if home == pnode] for name, session in cluster.sessions.items()}
+    return {**pnode_row(cluster.fleet.members[pnode]), "nodes": {name: hosted for name, hosted in nodes.items() if hosted}}

@@ -1,0 +1,100 @@
+"""What passes have in common: merging nodes and taking nodes out, with everything that refers to them following."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from dcnr.ids import NodeId
+from dcnr.network.graph import Graph, GraphNode, Port, Sink, topological_order
+from dcnr.nodes.base import Shape
+from dcnr.nodes.spec import NodeConfig
+
+Input = tuple[Port | None, Shape]
+"""One input slot: where it comes from, and its shape."""
+
+
+def only_reader(graph: Graph, node: GraphNode) -> tuple[GraphNode, int] | None:
+    """(node, input slot) that alone reads the single output of `node`; None if there are several readers, or none."""
+    readers = graph.consumers.get(Port(node.id, 0), ())
+    if len(node.output_shapes) != 1 or len(readers) != 1:
+        return None
+    return graph.by_id[readers[0].node], readers[0].slot
+
+
+def is_declared(graph: Graph, node: GraphNode) -> bool:
+    """Whether a declared output reads the node: it must then stay visible."""
+    return any(sink.port.node == node.id for sink in graph.outputs)
+
+
+def same_storage(members: Sequence[GraphNode]) -> bool:
+    """Whether all store activations in one precision, so that merging rounds nothing differently."""
+    return len({member.activation_precision for member in members}) == 1
+
+
+def same_place(members: Sequence[GraphNode]) -> bool:
+    """Whether no two of them belong to different groups that placement must keep together."""
+    return len(_required(members)) <= 1
+
+
+def input_of(node: GraphNode, slot: int) -> Input:
+    """One input of `node`, for a merged node to take over."""
+    return node.inputs[slot], node.input_shapes[slot]
+
+
+def merge(graph: Graph, members: Sequence[GraphNode], kind: str, config: NodeConfig, inputs: Sequence[Input], owner: GraphNode) -> Graph:
+    """`graph` with `members` replaced by one node of type `kind`, named after the last of them, whose outputs it has.
+
+    `owner` is the member whose parameters and precisions it takes over. Declared outputs that existed only inside are dropped (who wants
+    them runs the unfused graph); metrics and tied nodes follow.
+    """
+    last = members[-1]
+    merged = GraphNode(
+        id=last.id,
+        type=kind,
+        config=config.model_copy(update=_colocation(members)),
+        inputs=tuple(port for port, _ in inputs),
+        input_shapes=tuple(shape for _, shape in inputs),
+        output_shapes=last.output_shapes,
+        param_precision=owner.param_precision,
+        activation_precision=owner.activation_precision,
+        members=tuple(name for member in members for name in member.members),
+        tied_to=owner.tied_to,
+    )
+    gone = {member.id for member in members[:-1]}
+    kept = (merged if node.id == last.id else node for node in graph.nodes if node.id not in gone)
+    nodes = [replace(node, tied_to=last.id) if node.tied_to in gone else node for node in kept]
+    outputs = tuple(sink for sink in graph.outputs if sink.port.node not in gone)
+    metrics = tuple(replace(sink, port=Port(last.id, 0)) if sink.port.node in gone else sink for sink in graph.metrics)
+    return Graph(graph.name, topological_order(nodes), outputs, graph.costs, metrics)
+
+
+def remove(graph: Graph, gone: Collection[NodeId], instead: Mapping[Port, Port]) -> Graph:
+    """`graph` without the nodes `gone`. Who read a port of `instead` reads what it maps to; slots that read another port of them are left
+    to the trainer, and sinks on such ports go too."""
+
+    def follow(port: Port | None) -> Port | None:
+        while port is not None and port in instead:
+            port = instead[port]
+        return None if port is None or port.node in gone else port
+
+    def sinks(found: tuple[Sink, ...]) -> tuple[Sink, ...]:
+        return tuple(replace(sink, port=port) for sink in found if (port := follow(sink.port)) is not None)
+
+    kept = (node for node in graph.nodes if node.id not in gone)
+    nodes = tuple(replace(node, inputs=tuple(follow(port) for port in node.inputs)) for node in kept)
+    return Graph(graph.name, nodes, sinks(graph.outputs), sinks(graph.costs), sinks(graph.metrics))
+
+
+def _colocation(members: Sequence[GraphNode]) -> dict[str, str | None]:
+    """The group that the members demand; failing that, the first they prefer."""
+    required = _required(members)
+    if required:
+        return {"colocate_group": min(required), "colocate_policy": "required"}
+    preferred = (member.config.colocate_group for member in members)
+    return {"colocate_group": next((group for group in preferred if group is not None), None), "colocate_policy": "preferred"}
+
+
+def _required(members: Sequence[GraphNode]) -> set[str]:
+    configs = (member.config for member in members)
+    return {config.colocate_group for config in configs if config.colocate_policy == "required" and config.colocate_group is not None}

@@ -1,0 +1,70 @@
+"""What a node costs a PNode, and an edge the wire: estimates that placement compares, and `analyze` shows.
+
+Floating-point operations count a multiplication and an addition as two; a backward is two forwards. Training state is float32 master
+weights, a rounded copy where parameters are stored in less, one float32 gradient per row shard, and the optimizer's moments. Activations
+are counted at both ends of an edge: what a node may keep from its forward to its backward; what two nodes share is counted twice.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dcnr.backends.base import width
+from dcnr.network.graph import Graph, GraphNode, Port
+from dcnr.network.instantiate import instantiate
+from dcnr.nodes.registry import NODE_TYPES
+
+BACKWARD = 2
+"""Forwards that a backward costs: one product for the gradient of the input, one for that of the weight."""
+
+SHARDS = 2
+"""Gradient accumulators of a parameter, unless a session says otherwise."""
+
+MOMENTS = {"sgd": 1, "adam": 2, "adamw": 2}
+ID_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCost:
+    """Of one node, for the rows it was asked about."""
+
+    flops: int
+    """Of a forward and its backward."""
+    parameters: int
+    """Numbers that it owns."""
+    parameter_bytes: int
+    optimizer_bytes: int
+    """Gradient accumulators and moments."""
+    activation_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """All memory."""
+        return self.parameter_bytes + self.optimizer_bytes + self.activation_bytes
+
+
+def node_cost(node: GraphNode, rows: int, shards: int = SHARDS) -> NodeCost:
+    """What `node` costs with `rows` batch rows in flight."""
+    parameters = sum(math.prod(parameter.shape) for parameter in instantiate(node).parameters)
+    flops = NODE_TYPES[node.type].flops(node.config, node.input_shapes, node.output_shapes)
+    copy = 0 if node.param_precision == "float32" else width(node.param_precision)
+    moments = MOMENTS[(node.config.optimizer or "adamw").lower()]
+    inputs = sum(
+        math.prod(shape) * (width(node.activation_precision) if port is not None else ID_BYTES)
+        for port, shape in zip(node.inputs, node.input_shapes, strict=True)
+    )
+    outputs = sum(math.prod(shape) for shape in node.output_shapes) * width(node.activation_precision)
+    return NodeCost(
+        flops=flops * (1 + BACKWARD) * rows,
+        parameters=parameters,
+        parameter_bytes=parameters * (4 + copy),
+        optimizer_bytes=parameters * 4 * (shards + moments),
+        activation_bytes=0 if node.type == "broadcast" else (inputs + outputs) * rows,
+    )
+
+
+def edge_bytes(graph: Graph, port: Port, rows: int) -> int:
+    """One tensor of `port` on the wire; its gradient is as large."""
+    node = graph.by_id[port.node]
+    return math.prod(node.output_shapes[port.slot]) * width(node.activation_precision) * rows

@@ -1,0 +1,370 @@
+"""One session on one PNode: events in, commands out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dcnr.agents.commands import Apply, Command, Fold, Job, Pass, SendHop, SendReport, Settle, Snapshot, Upload
+from dcnr.agents.events import Folded, Handoff, PassDone, Settled, SnapshotTaken
+from dcnr.agents.hosted import REMEMBERED, REPEAT_AFTER, TRANSITIONS, HostedSession, State
+from dcnr.agents.plan import make_plan
+from dcnr.agents.telemetry import IN_PLACE, Telemetry
+from dcnr.bus.messages import TRAINER, Decision, Deploy, Deployed, Failed, Hop, Hosted, Loss, Saved, SavedPart, StepDone, StepReport
+from dcnr.ids import NodeId, PNodeId
+from dcnr.optim.decide import ScalerState, Verdict
+from tests.agents.tiny import DIM, NETWORK, SEQ, SESSION, A, B, deploy_of, graph_of
+
+GRAPH = graph_of()
+ROWS = 3
+SCALER = ScalerState(updates=1)
+VERDICT = Verdict(False, 0.1, 1.0, 1.0, 2.5, SCALER)
+PART = SavedPart("key", "00", 3, ("up.weight",))
+
+
+def only_on_b(*nodes: str) -> dict[str, PNodeId]:
+    """Those on `b`, the rest on `a`."""
+    return {node.id: B if node.id in nodes else A for node in GRAPH.nodes}
+
+
+class Bench:
+    """A session that is installed, and what it said."""
+
+    def __init__(self, deploy: Deploy, me: PNodeId) -> None:
+        self.telemetry = Telemetry()
+        self.me = me
+        self.session = HostedSession(me, deploy, self.telemetry)
+        self.session.prepared(make_plan(deploy, me))
+        self.first = self.session.installed()
+
+    @property
+    def jobs(self) -> list[Job]:
+        """All that can be done now."""
+        return list(iter(self.session.next_job, None))
+
+    def hop(self, phase: str, source: tuple[str, int], targets: tuple[tuple[str, int], ...], at: tuple[int, int], **other: object) -> list[Command]:
+        """A tensor of `ROWS` rows arrives: ids, or numbers [rows, SEQ, DIM]."""
+        fed = source[0] == TRAINER
+        payload = np.zeros((ROWS, SEQ), np.int64) if fed else np.zeros((ROWS, SEQ, DIM), np.float32)
+        deploy = self.session.deploy
+        hop = Hop(
+            NETWORK, SESSION, deploy.epoch, at[0], at[1], 0, "bwd" if phase == "bwd" else "fwd", NodeId(source[0]), source[1],
+            tuple((NodeId(node), slot) for node, slot in targets), PNodeId("x"), payload.dtype.name, payload.shape,
+        )  # fmt: skip
+        return self.session.hop(replace(hop, **other), payload)  # type: ignore[arg-type]  # fields of Hop
+
+    def feed(self, step: int, micro: int) -> list[Command]:
+        """Ids and targets of a micro-batch."""
+        ids = self.hop("fwd", (TRAINER, 0), (("embedder", 0),), (step, micro))
+        return ids + self.hop("fwd", (TRAINER, 1), (("loss", 1),), (step, micro), weight=0.25)
+
+    def passed(self, job: Pass, outputs: int = 0, gradients: int = 0, loss: float | None = None) -> list[Command]:
+        """The compute thread did a pass."""
+        tensor = np.zeros((ROWS, SEQ, DIM), np.float32)
+        done = PassDone(
+            SESSION, self.session.deploy.epoch, job.segment, job.step, job.micro, (Handoff(tensor, tensor),) * outputs,
+            () if loss is None else ((NodeId("loss"), loss),), (Handoff(tensor, tensor),) * gradients,
+        )  # fmt: skip
+        return self.session.passed(done)
+
+    def folded(self, step: int, now: float = 0.0) -> list[Command]:
+        """The gradients of a step are measured."""
+        return self.session.folded(Folded(SESSION, self.session.deploy.epoch, step, {NodeId("up"): 2.0}, True), now)
+
+    def decision(self, step: int) -> Decision:
+        """Apply."""
+        return Decision(SESSION, self.session.deploy.epoch, step, False, step, 0.1, 1.0, 1.0, 1.0)
+
+
+@pytest.fixture
+def whole() -> Iterator[Bench]:
+    """Everything on `a`, which decides; a checkpoint every second step."""
+    bench = Bench(deploy_of(dict.fromkeys(GRAPH.by_id, A), hyper={"checkpoint_every": 2}), A)
+    yield bench
+    bench.session.validate()
+
+
+@pytest.fixture
+def middle() -> Iterator[Bench]:
+    """`b` with two nodes between those of `a`."""
+    bench = Bench(deploy_of(only_on_b("up", "gelu"), hyper={"checkpoint_every": 1}), B)
+    yield bench
+    bench.session.validate()
+
+
+def messages(commands: list[Command]) -> list[object]:
+    """What is reported, in order."""
+    return [command.report for command in commands if isinstance(command, SendReport)]
+
+
+# -- alone -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_network_runs_step_after_step_without_asking(whole: Bench) -> None:
+    """Fed three steps ahead: passes, settling, and a snapshot after step 2, all in one line."""
+    assert whole.first == [SendReport(NETWORK, Deployed(A, SESSION, whole.session.deploy.epoch, 0, whole.session.bytes))]
+    for step in (1, 2, 3):
+        for micro in (0, 1):
+            assert whole.feed(step, micro) == []
+    kinds = [(type(job), getattr(job, "step", None)) for job in whole.jobs]
+    assert kinds == [
+        (Pass, 1), (Pass, 1), (Settle, 1),
+        (Pass, 2), (Pass, 2), (Settle, 2), (Snapshot, 2),
+        (Pass, 3), (Pass, 3), (Settle, 3),
+    ]  # fmt: skip
+    assert whole.session.hosted() == Hosted(SESSION, whole.session.deploy.epoch, 3, len(GRAPH.nodes), whole.session.bytes)
+
+
+def test_a_settled_step_is_said_with_its_loss(whole: Bench) -> None:
+    """The loss is the sum over micro-batches in order, whatever order they come in."""
+    for micro in (0, 1):
+        whole.feed(1, micro)
+    first, second, settle = whole.jobs
+    assert isinstance(first, Pass)
+    assert isinstance(second, Pass)
+    assert isinstance(settle, Settle)
+    assert whole.passed(second, loss=0.2) == []
+    assert whole.passed(first, loss=0.1) == []
+    commands = whole.session.settled(Settled(SESSION, whole.session.deploy.epoch, 1, VERDICT, 8.0))
+    fields = {"updates": 1, "loss_scale": 1.0, "good_steps": 0, "dynamic": False}
+    assert messages(commands) == [StepDone(A, SESSION, whole.session.deploy.epoch, 1, 0.1 + 0.2, 2.5, False, 0.1, 8.0, fields)]
+
+
+def test_a_step_that_is_fed_again_is_said_again(whole: Bench) -> None:
+    """A lost `StepDone` is sent once more when the trainer repeats itself, and nothing is computed twice."""
+    whole.feed(1, 0)
+    whole.feed(1, 1)
+    assert len(whole.jobs) == 3
+    said = messages(whole.session.settled(Settled(SESSION, whole.session.deploy.epoch, 1, VERDICT, 1.0)))
+    assert messages(whole.hop("fwd", (TRAINER, 0), (("embedder", 0),), (1, 0))) == said
+    assert whole.hop("fwd", (TRAINER, 0), (("embedder", 0),), (1, 1)) == []
+    assert whole.jobs == []
+    assert whole.telemetry.dropped["stale"] == 2
+
+
+def test_only_the_last_steps_are_remembered(whole: Bench) -> None:
+    """Memory is bounded."""
+    for step in range(1, REMEMBERED + 2):
+        whole.feed(step, 0)
+        whole.feed(step, 1)
+        assert whole.jobs
+        whole.session.settled(Settled(SESSION, whole.session.deploy.epoch, step, VERDICT, 1.0))
+    assert whole.hop("fwd", (TRAINER, 0), (("embedder", 0),), (1, 0)) == []
+    assert messages(whole.hop("fwd", (TRAINER, 0), (("embedder", 0),), (2, 0)))
+
+
+def test_nothing_begins_after_the_last_step() -> None:
+    """Tensors of a step beyond the total run, but the step is not settled."""
+    deploy = replace(deploy_of(dict.fromkeys(GRAPH.by_id, A)), total_steps=1)
+    bench = Bench(deploy, A)
+    for step in (1, 2):
+        bench.feed(step, 0)
+        bench.feed(step, 1)
+    assert [type(job) for job in bench.jobs] == [Pass, Pass, Settle, Pass, Pass]
+
+
+# -- with others -----------------------------------------------------------------------------------------------------------
+
+
+def through(bench: Bench, step: int) -> list[Command]:
+    """Both micro-batches of a step go forward and back through `b`."""
+    commands = []
+    for micro in (0, 1):
+        bench.hop("fwd", ("residual", 0), (("up", 0),), (step, micro))
+        (forward,) = bench.jobs
+        assert isinstance(forward, Pass)
+        assert forward.gradients is None
+        commands += bench.passed(forward, outputs=1)
+        wide = np.zeros((ROWS, SEQ, 2 * DIM), np.float32)
+        hop = Hop(
+            NETWORK, SESSION, bench.session.deploy.epoch, step, micro, 0, "bwd", NodeId("down"), 0, ((NodeId("gelu"), 0),), A,
+            "float32", wide.shape,
+        )  # fmt: skip
+        bench.session.hop(hop, wide)
+        backward = bench.session.next_job()
+        assert isinstance(backward, Pass)
+        assert backward.inputs is None
+        commands += bench.passed(backward, gradients=1)
+    return commands
+
+
+def test_tensors_are_handed_on_as_hops(middle: Bench) -> None:
+    """An activation to the slot that reads it, a gradient to the slot that made it, each with its step and micro-batch."""
+    hops = [command for command in through(middle, 1) if isinstance(command, SendHop)]
+    assert [(hop.to, hop.hop.phase, hop.hop.micro, hop.hop.source, hop.hop.source_slot, hop.hop.targets) for hop in hops] == [
+        (A, phase, micro, *rest)
+        for micro in (0, 1)
+        for phase, rest in (("fwd", ("gelu", 0, (("down", 0),))), ("bwd", ("up", 0, (("residual", 0),))))
+    ]
+    assert {(hop.hop.sender, hop.hop.shape, hop.hop.attempt) for hop in hops} == {(B, (ROWS, SEQ, DIM), 0)}
+    assert middle.telemetry.sent == {A: 4 * ROWS * SEQ * DIM * 4}
+
+
+def test_a_step_is_folded_reported_decided_and_applied(middle: Bench) -> None:
+    """The report is repeated until the decision; the apply and the snapshot of a due checkpoint go first."""
+    epoch = middle.session.deploy.epoch
+    through(middle, 1)
+    assert middle.jobs == [Fold(SESSION, epoch, 1)]
+    report = StepReport(B, SESSION, epoch, 1, 0, {"up": 2.0}, True, ())
+    assert messages(middle.folded(1, now=10.0)) == [report]
+    assert middle.session.deadline() == 10.0 + REPEAT_AFTER
+    assert middle.session.tick(10.5) == []
+    assert messages(middle.session.tick(11.0)) == [report]
+    assert middle.session.decision(middle.decision(1)) == []
+    assert middle.session.deadline() is None
+    assert middle.jobs == [Apply(SESSION, epoch, middle.decision(1)), Snapshot(SESSION, epoch, 1)]
+
+
+def test_a_hop_of_the_next_step_waits_for_the_decision(middle: Bench) -> None:
+    """It is taken, and runs behind the apply."""
+    through(middle, 1)
+    assert len(middle.jobs) == 1
+    middle.hop("fwd", ("residual", 0), (("up", 0),), (2, 0))
+    assert middle.jobs == []
+    middle.folded(1)
+    assert middle.jobs == []
+    middle.session.decision(middle.decision(1))
+    assert [type(job) for job in middle.jobs] == [Apply, Snapshot, Pass]
+
+
+def test_a_decision_counts_once_and_only_for_the_reported_step(middle: Bench) -> None:
+    """Too early, of another step, or again: dropped and counted."""
+    middle.session.decision(middle.decision(1))
+    through(middle, 1)
+    assert len(middle.jobs) == 1
+    middle.session.decision(middle.decision(1))
+    middle.folded(1)
+    middle.session.decision(middle.decision(2))
+    assert middle.telemetry.dropped["stale"] == 3
+    middle.session.decision(middle.decision(1))
+    middle.session.decision(middle.decision(1))
+    assert middle.telemetry.dropped["stale"] == 4
+    assert [type(job) for job in middle.jobs] == [Apply, Snapshot]
+
+
+def test_hops_that_come_twice_or_late_or_wrong_have_no_effect(middle: Bench) -> None:
+    """Duplicate, of a step that is over, to a slot that is not here, of a wrong shape."""
+    middle.hop("fwd", ("residual", 0), (("up", 0),), (1, 0))
+    middle.hop("fwd", ("residual", 0), (("up", 0),), (1, 0))
+    assert middle.telemetry.dropped == {"duplicate": 1}
+    middle.hop("fwd", ("residual", 0), (("up", 0),), (0, 0))
+    assert middle.telemetry.dropped["stale"] == 1
+    middle.hop("fwd", ("residual", 0), (("down", 0),), (1, 1))
+    middle.hop("bwd", ("residual", 0), (("gelu", 0),), (1, 1))
+    assert middle.telemetry.dropped["unknown"] == 2
+    middle.session.hop(
+        Hop(NETWORK, SESSION, middle.session.deploy.epoch, 1, 1, 0, "fwd", NodeId("residual"), 0, ((NodeId("up"), 0),), A, "float32", (1,)),
+        np.zeros(1, np.float32),
+    )
+    assert middle.telemetry.dropped["malformed"] == 1
+    assert len(middle.jobs) == 1
+
+
+def test_the_cost_says_the_loss_of_every_micro_batch() -> None:
+    """A `Loss` at once, and all of them again in the report."""
+    bench = Bench(deploy_of(only_on_b("loss")), B)
+    epoch = bench.session.deploy.epoch
+    logits = np.zeros((ROWS, SEQ, 17), np.float32)
+    for micro in (0, 1):
+        hop = Hop(NETWORK, SESSION, epoch, 1, micro, 0, "fwd", NodeId("lm_head"), 0, ((NodeId("loss"), 0),), A, "float32", logits.shape)
+        bench.session.hop(hop, logits)
+        bench.hop("fwd", (TRAINER, 1), (("loss", 1),), (1, micro), weight=0.5)
+    first, second, fold = bench.jobs
+    assert isinstance(first, Pass)
+    assert isinstance(second, Pass)
+    assert isinstance(fold, Fold)
+    assert (first.weights, first.gradients) == ((0.0, 0.5), ())
+    assert messages(bench.passed(first, gradients=1, loss=0.7)) == [Loss(B, SESSION, epoch, 1, 0, NodeId("loss"), 0, 0.7)]
+    bench.passed(second, gradients=1, loss=0.8)
+    (report,) = messages(bench.folded(1))
+    assert isinstance(report, StepReport)
+    assert report.losses == ((NodeId("loss"), 0, 0.7), (NodeId("loss"), 1, 0.8))
+
+
+def test_segments_of_one_pnode_hand_over_in_place() -> None:
+    """`a` with `up` elsewhere: the residual goes from its first segment to its second without a hop."""
+    bench = Bench(deploy_of(only_on_b("up")), A)
+    bench.feed(1, 0)
+    (forward,) = bench.jobs
+    assert isinstance(forward, Pass)
+    assert bench.session.plan is not None
+    outputs = bench.session.plan.routes.segments[0].outputs
+    hops = [command for command in bench.passed(forward, outputs=len(outputs)) if isinstance(command, SendHop)]
+    assert [hop.hop.targets for hop in hops] == [(("up", 0),)]
+    assert bench.telemetry.received[IN_PLACE] == ROWS * SEQ * DIM * 4
+
+
+# -- checkpoints -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_uploaded_and_said(whole: Bench) -> None:
+    """Asked for after the deploy: one snapshot however often it is asked for, then an upload, then `Saved`, and again on request."""
+    epoch = whole.session.deploy.epoch
+    assert whole.session.save(0) == []
+    assert whole.session.save(0) == []
+    assert whole.jobs == [Snapshot(SESSION, epoch, 0)]
+    tensors = {"up.weight": np.zeros(3, np.float32)}
+    (upload,) = whole.session.snapshot_taken(SnapshotTaken(SESSION, epoch, 0, tensors, SCALER))
+    assert isinstance(upload, Upload)
+    assert (upload.step, upload.tensors, upload.state) == (0, tensors, {"updates": 1, "loss_scale": 1.0, "good_steps": 0, "dynamic": False})
+    saved = Saved(A, SESSION, epoch, 0, PART, upload.state)
+    assert messages(whole.session.uploaded(0, PART, upload.state)) == [saved]
+    assert messages(whole.session.save(0)) == [saved]
+    assert whole.jobs == []
+
+
+def test_a_save_of_another_step_is_dropped(middle: Bench) -> None:
+    """Only the present state can be saved."""
+    assert middle.session.save(5) == []
+    assert middle.jobs == []
+    assert middle.telemetry.dropped == {"stale": 1}
+
+
+def test_who_does_not_decide_has_no_scaler_state(middle: Bench) -> None:
+    """The trainer has it."""
+    (upload,) = middle.session.snapshot_taken(SnapshotTaken(SESSION, middle.session.deploy.epoch, 1, {}, SCALER))
+    assert isinstance(upload, Upload)
+    assert upload.state is None
+
+
+# -- states ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_is_repeated_and_stops_everything(middle: Bench) -> None:
+    """No more work, and the failure is said every second and at every deploy."""
+    middle.hop("fwd", ("residual", 0), (("up", 0),), (1, 0))
+    failure = Failed(B, SESSION, middle.session.deploy.epoch, "boom", "trace")
+    assert messages(middle.session.failed("boom", "trace", 5.0)) == [failure]
+    assert middle.session.failed("again", "trace", 5.0) == []
+    assert middle.jobs == []
+    assert messages(middle.session.tick(6.0)) == [failure]
+    assert messages(middle.session.deployed_again()) == [failure]
+    assert middle.hop("fwd", ("residual", 0), (("up", 0),), (1, 1)) == []
+    assert middle.folded(1) == []
+
+
+def test_before_it_is_installed_nothing_is_taken() -> None:
+    """Hops and saves are dropped, and a repeated deploy is not answered yet."""
+    telemetry = Telemetry()
+    deploy = deploy_of(only_on_b("up", "gelu"))
+    session = HostedSession(B, deploy, telemetry)
+    assert session.state is State.PREPARING
+    assert session.deployed_again() == []
+    session.prepared(make_plan(deploy, B))
+    assert session.deployed_again() == []
+    hop = Hop(NETWORK, SESSION, deploy.epoch, 1, 0, 0, "fwd", NodeId("residual"), 0, ((NodeId("up"), 0),), A, "float32", (3, 5, 8))
+    assert session.hop(hop, np.zeros((3, 5, 8), np.float32)) == []
+    assert session.save(0) == []
+    assert session.next_job() is None
+    assert telemetry.dropped == {"unknown": 1, "stale": 1}
+    session.validate()
+
+
+def test_every_state_can_fail_and_nothing_leaves_failure() -> None:
+    """The table of transitions."""
+    assert all(State.FAILED in after for state, after in TRANSITIONS.items() if state is not State.FAILED)
+    assert TRANSITIONS[State.FAILED] == frozenset()
+    assert TRANSITIONS.keys() == set(State)

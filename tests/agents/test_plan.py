@@ -1,0 +1,56 @@
+"""A PNode's part of a deploy."""
+
+from __future__ import annotations
+
+import pytest
+
+from dcnr.agents.plan import Plan, make_plan, micro_rows
+from dcnr.errors import NetworkFileError, UserError
+from dcnr.ids import PNodeId
+from dcnr.placement.cost import node_cost
+from tests.agents.tiny import A, B, deploy_of, graph_of, spread
+
+
+def test_parts_of_all_pnodes_make_the_network() -> None:
+    """Two plans host every node once, and their memory is that of all nodes."""
+    graph = graph_of()
+    deploy = deploy_of(spread(graph, [A, B]), hyper={"shards": 3})
+    plans = [make_plan(deploy, pnode) for pnode in (A, B)]
+    assert all(isinstance(plan, Plan) for plan in plans)
+    hosted = sorted(node for plan in plans for node in plan.routes.hosted)
+    assert hosted == sorted(graph.by_id)
+    assert sum(plan.bytes for plan in plans) == sum(node_cost(node, 3, 3).bytes for node in graph.nodes)
+
+
+def test_everyone_prepares_the_same_graph() -> None:
+    """The assignment of a fused deploy names the nodes of the fused graph."""
+    graph = graph_of(fuse=True)
+    plan = make_plan(deploy_of(dict.fromkeys(graph.by_id, A), fuse=True), A)
+    assert list(plan.nodes) == [node.id for node in graph.nodes]
+
+
+def test_an_assignment_of_another_graph_is_refused() -> None:
+    """A plain assignment for a fused deploy names the nodes that differ."""
+    with pytest.raises(UserError, match="differ in .*lm_head"):
+        make_plan(deploy_of(dict.fromkeys(graph_of().by_id, A), fuse=True), A)
+
+
+def test_a_file_that_does_not_load_is_refused() -> None:
+    """The problems of the file are the error."""
+    with pytest.raises(NetworkFileError):
+        make_plan(deploy_of({"x": A}, text="name: [oops"), A)
+
+
+@pytest.mark.parametrize(("batch", "micro_batches"), [(6, 1), (6, 3), (7, 3), (5, 5)])
+def test_micro_batches_cover_the_batch(batch: int, micro_batches: int) -> None:
+    """Rows follow each other without gap."""
+    rows = [micro_rows(batch, micro_batches, micro) for micro in range(micro_batches)]
+    assert [row for first, last in rows for row in range(first, last)] == list(range(batch))
+
+
+def test_a_pnode_without_nodes_has_an_empty_plan() -> None:
+    """Nothing hosted, nothing taken."""
+    plan = make_plan(deploy_of(dict.fromkeys(graph_of().by_id, A)), A)
+    assert plan.bytes > 0
+    other = make_plan(deploy_of(spread(graph_of(), [A, B])), PNodeId("elsewhere"))
+    assert (other.routes.hosted, other.bytes) == ((), 0)

@@ -1,0 +1,254 @@
+"""One PNode: deploys, epochs, memory, turns and heartbeats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dcnr.agents.commands import Beat, Command, Evict, Install, Pass, Prepare, SendReport, Settle, Snapshot
+from dcnr.agents.events import (
+    Applied,
+    HopArrived,
+    Installed,
+    JobFailed,
+    PassDone,
+    Prepared,
+    SetupFailed,
+    SnapshotTaken,
+    Stop,
+    Tick,
+    Told,
+    Uploaded,
+    UploadFailed,
+)
+from dcnr.agents.plan import make_plan
+from dcnr.agents.pnode import HEARTBEAT_EVERY, QUEUED, PNode
+from dcnr.agents.telemetry import Telemetry
+from dcnr.bus.messages import TRAINER, Decision, Deploy, Deployed, Failed, Hop, Refused, Save, Saved, SavedPart, Undeploy
+from dcnr.ids import Epoch, NodeId, PNodeId, SessionId
+from dcnr.optim.decide import ScalerState
+from tests.agents.tiny import NETWORK, SEQ, SESSION, A, deploy_of, graph_of
+
+GIB = 1 << 30
+HOMES: dict[str, PNodeId] = {node.id: A for node in graph_of().nodes}
+DEPLOY = deploy_of(HOMES)
+NEWER = replace(DEPLOY, epoch=Epoch(2))
+PLAN = make_plan(DEPLOY, A)
+
+
+@pytest.fixture
+def pnode() -> Iterator[PNode]:
+    """A PNode with plenty of memory."""
+    machine = PNode(A, GIB, Telemetry(), now=0.0)
+    yield machine
+    machine.validate()
+
+
+def dropped(pnode: PNode) -> dict[str, int]:
+    """What had no effect."""
+    return dict(pnode._telemetry.dropped)
+
+
+def install(pnode: PNode, deploy: Deploy = DEPLOY) -> list[Command]:
+    """Deploy, prepare, install."""
+    assert pnode.handle(Told(deploy), 0.0) == [Prepare(deploy)]
+    assert pnode.handle(Prepared(deploy, PLAN), 0.0) == [Install(deploy, PLAN)]
+    return pnode.handle(Installed(deploy.session, deploy.epoch), 0.0)
+
+
+def feed(pnode: PNode, step: int, micro: int, session: SessionId = SESSION, epoch: Epoch = DEPLOY.epoch) -> list[Command]:
+    """Ids and targets of a micro-batch of three rows."""
+    commands = []
+    for slot, target in enumerate((("embedder", 0), ("loss", 1))):
+        payload = np.zeros((3, SEQ), np.int64)
+        hop = Hop(
+            NETWORK, session, epoch, step, micro, 0, "fwd", TRAINER, slot, ((NodeId(target[0]), target[1]),), PNodeId("trainer"),
+            "int64", payload.shape, 0.1 * slot,
+        )  # fmt: skip
+        commands += pnode.handle(HopArrived(hop, payload), 0.0)
+    return commands
+
+
+def done(job: Command) -> PassDone:
+    """The answer to a pass."""
+    assert isinstance(job, Pass)
+    return PassDone(job.session, job.epoch, job.segment, job.step, job.micro, (), ((NodeId("loss"), 0.5),), ())
+
+
+def reports(commands: list[Command]) -> list[object]:
+    """What is said."""
+    return [command.report for command in commands if isinstance(command, SendReport)]
+
+
+# -- deploy ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_deploy_is_prepared_installed_and_answered(pnode: PNode) -> None:
+    """And answered again when it is repeated."""
+    answer = SendReport(NETWORK, Deployed(A, SESSION, DEPLOY.epoch, 0, PLAN.bytes))
+    assert install(pnode) == [answer]
+    assert pnode.handle(Told(DEPLOY), 1.0) == [answer]
+    assert pnode.used == PLAN.bytes
+    assert pnode._telemetry.vnodes == PLAN.node_bytes
+
+
+def test_a_deploy_that_is_repeated_while_it_is_carried_out_changes_nothing(pnode: PNode) -> None:
+    """The answer comes when it is done."""
+    pnode.handle(Told(DEPLOY), 0.0)
+    assert pnode.handle(Told(DEPLOY), 0.0) == []
+
+
+def test_a_newer_epoch_replaces_an_older_one(pnode: PNode) -> None:
+    """The old part goes before the new one is prepared; results of the old one change nothing."""
+    install(pnode)
+    assert pnode.handle(Told(NEWER), 0.0) == [Evict(SESSION, DEPLOY.epoch), Prepare(NEWER)]
+    assert pnode.handle(Installed(SESSION, DEPLOY.epoch), 0.0) == []
+    assert pnode.handle(Prepared(DEPLOY, PLAN), 0.0) == []
+    assert pnode.handle(Told(DEPLOY), 0.0) == []
+    assert dropped(pnode) == {"stale": 3}
+    assert pnode.handle(Prepared(NEWER, PLAN), 0.0) == [Install(NEWER, PLAN)]
+
+
+def test_what_does_not_fit_is_refused_with_numbers() -> None:
+    """Nothing is kept, and asking again is refused again."""
+    small = PNode(A, 1000, Telemetry(), now=0.0)
+    for _ in range(2):
+        small.handle(Told(DEPLOY), 0.0)
+        (refused,) = reports(small.handle(Prepared(DEPLOY, PLAN), 0.0))
+        assert isinstance(refused, Refused)
+        assert refused.reason == f"a has 1000 B free of 1000 B, and its part of 'run' (15 VNodes) needs {PLAN.bytes / 1024:.1f} KiB"
+    assert small.sessions == {}
+    small.validate()
+
+
+def test_two_sessions_share_the_memory() -> None:
+    """The second one is refused where only one fits."""
+    pnode = PNode(A, int(PLAN.bytes * 1.5), Telemetry(), now=0.0)
+    install(pnode)
+    other = replace(DEPLOY, session=SessionId("other"))
+    pnode.handle(Told(other), 0.0)
+    (refused,) = reports(pnode.handle(Prepared(other, PLAN), 0.0))
+    assert isinstance(refused, Refused)
+    pnode.validate()
+
+
+def test_undeploy_lets_go_for_good(pnode: PNode) -> None:
+    """A late deploy of that epoch does not bring it back; a newer one does."""
+    install(pnode)
+    assert pnode.handle(Told(Undeploy(SESSION, DEPLOY.epoch)), 0.0) == [Evict(SESSION, DEPLOY.epoch)]
+    assert pnode.handle(Told(Undeploy(SESSION, DEPLOY.epoch)), 0.0) == []
+    assert pnode.handle(Told(DEPLOY), 0.0) == []
+    assert (pnode.used, pnode._telemetry.vnodes) == (0, {})
+    assert feed(pnode, 1, 0) == []
+    assert dropped(pnode) == {"stale": 3}
+    assert pnode.handle(Told(NEWER), 0.0) == [Prepare(NEWER)]
+
+
+def test_an_undeploy_of_an_older_epoch_leaves_the_newer_one(pnode: PNode) -> None:
+    """A late message about the past."""
+    install(pnode, NEWER)
+    assert pnode.handle(Told(Undeploy(SESSION, DEPLOY.epoch)), 0.0) == []
+    assert SESSION in pnode.sessions
+
+
+def test_a_deploy_that_fails_is_said(pnode: PNode) -> None:
+    """A file that does not load, or a checkpoint that is not there."""
+    pnode.handle(Told(DEPLOY), 0.0)
+    commands = pnode.handle(SetupFailed(SESSION, DEPLOY.epoch, "no such checkpoint", "trace"), 0.0)
+    assert reports(commands) == [Failed(A, SESSION, DEPLOY.epoch, "no such checkpoint", "trace")]
+
+
+def test_what_is_said_to_strangers_is_counted(pnode: PNode) -> None:
+    """Decisions, saves and hops of sessions that were never here."""
+    pnode.handle(Told(Decision(SESSION, DEPLOY.epoch, 1, False, 1, 0.1, 1.0, 1.0, 1.0)), 0.0)
+    pnode.handle(Told(Save(SESSION, DEPLOY.epoch, 0)), 0.0)
+    feed(pnode, 1, 0)
+    assert dropped(pnode) == {"unknown": 4}
+
+
+# -- work ------------------------------------------------------------------------------------------------------------------
+
+
+def test_only_two_jobs_are_at_the_compute_thread(pnode: PNode) -> None:
+    """The next one follows when one is done, and the step is settled right behind its last pass."""
+    install(pnode)
+    jobs = [command for step in (1, 2) for micro in (0, 1) for command in feed(pnode, step, micro)]
+    assert [(type(job), getattr(job, "micro", None)) for job in jobs] == [(Pass, 0), (Pass, 1)]
+    assert len(jobs) == QUEUED
+    assert pnode.handle(done(jobs[0]), 0.0) == [Settle(SESSION, DEPLOY.epoch, 1)]
+    (following,) = pnode.handle(done(jobs[1]), 0.0)
+    assert isinstance(following, Pass)
+    assert following.step == 2
+
+
+def test_sessions_take_turns(pnode: PNode) -> None:
+    """With work for both, one job of each is queued."""
+    other = replace(DEPLOY, session=SessionId("other"))
+    install(pnode)
+    install(pnode, other)
+    jobs = [*feed(pnode, 1, 0), *feed(pnode, 1, 1), *feed(pnode, 1, 0, other.session), *feed(pnode, 1, 1, other.session)]
+    following = [*pnode.handle(done(jobs[0]), 0.0), *pnode.handle(done(jobs[1]), 0.0)]
+    assert {getattr(job, "session", None) for job in following} == {SESSION, other.session}
+
+
+def test_jobs_of_a_session_that_is_gone_still_count_as_done(pnode: PNode) -> None:
+    """The compute thread answers them, and is free again."""
+    install(pnode)
+    jobs = [*feed(pnode, 1, 0), *feed(pnode, 1, 1)]
+    pnode.handle(Told(Undeploy(SESSION, DEPLOY.epoch)), 0.0)
+    for job in jobs:
+        assert pnode.handle(done(job), 0.0) == []
+    install(pnode, NEWER)
+    assert len([*feed(pnode, 1, 0, epoch=NEWER.epoch), *feed(pnode, 1, 1, epoch=NEWER.epoch)]) == QUEUED
+
+
+def test_a_failed_job_fails_its_session(pnode: PNode) -> None:
+    """With the message of the node."""
+    install(pnode)
+    feed(pnode, 1, 0)
+    commands = pnode.handle(JobFailed(SESSION, DEPLOY.epoch, "node 'up': ValueError: no", "trace"), 0.0)
+    assert reports(commands) == [Failed(A, SESSION, DEPLOY.epoch, "node 'up': ValueError: no", "trace")]
+    assert pnode.handle(Told(Undeploy(SESSION, DEPLOY.epoch)), 0.0) == [Evict(SESSION, DEPLOY.epoch)]
+
+
+def test_a_checkpoint_goes_through(pnode: PNode) -> None:
+    """Save, snapshot, upload, saved; an upload that fails is a failure of the session."""
+    install(pnode)
+    assert pnode.handle(Told(Save(SESSION, DEPLOY.epoch, 0)), 0.0) == [Snapshot(SESSION, DEPLOY.epoch, 0)]
+    (upload,) = pnode.handle(SnapshotTaken(SESSION, DEPLOY.epoch, 0, {}, ScalerState()), 0.0)
+    part = SavedPart("key", "00", 1, ())
+    assert reports(pnode.handle(Uploaded(SESSION, DEPLOY.epoch, 0, part, None), 0.0)) == [Saved(A, SESSION, DEPLOY.epoch, 0, part, None)]
+    (failed,) = reports(pnode.handle(UploadFailed(SESSION, DEPLOY.epoch, 2, "disk full", "trace"), 0.0))
+    assert failed == Failed(A, SESSION, DEPLOY.epoch, "checkpoint of step 2: disk full", "trace")
+
+
+def test_an_applied_step_has_no_further_effect(pnode: PNode) -> None:
+    """The compute thread is free again, and that is all."""
+    install(pnode)
+    feed(pnode, 1, 0)
+    assert pnode.handle(Applied(SESSION, DEPLOY.epoch, 1), 0.0) == []
+
+
+# -- time ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_heartbeat_is_due_at_once_and_every_half_second(pnode: PNode) -> None:
+    """It says what is hosted."""
+    assert pnode.deadline() == 0.0
+    assert pnode.handle(Tick(), 0.0) == [Beat((), False)]
+    assert pnode.deadline() == HEARTBEAT_EVERY
+    assert pnode.handle(Tick(), 0.2) == []
+    install(pnode)
+    (beat,) = pnode.handle(Tick(), 0.5)
+    assert isinstance(beat, Beat)
+    assert [hosted.session for hosted in beat.hosted] == [SESSION]
+
+
+def test_stopping_says_good_bye_and_takes_nothing_new(pnode: PNode) -> None:
+    """The last heartbeat."""
+    assert pnode.handle(Stop(), 0.0) == [Beat((), True)]
+    assert pnode.handle(Told(DEPLOY), 0.0) == []
+    assert dropped(pnode) == {"stale": 1}

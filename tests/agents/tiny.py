@@ -1,0 +1,129 @@
+"""A small transformer with everything that makes routing hard (broadcasts, residuals, heads, a tie, dropout), and its deploys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from dcnr.agents.plan import Plan, make_plan
+from dcnr.bus.messages import Deploy, PNodeInfo
+from dcnr.ids import Epoch, NetworkId, NodeId, PNodeId, SessionId
+from dcnr.network.graph import Graph
+from dcnr.network.load import load_graph
+from dcnr.optim.decide import ScalerState
+from dcnr.passes import prepare
+
+NETWORK = NetworkId("tiny")
+SESSION = SessionId("run")
+VOCABULARY, SEQ, DIM = 17, 5, 8
+A, B, C = PNodeId("a"), PNodeId("b"), PNodeId("c")
+
+TINY = """
+name: tiny
+nodes:
+  - {id: embedder, type: embedder, config: {vocab_size: 17, dim: 8, seq_len: 5, position_encoding: none,
+     shared_weight_alias: tokens, colocate_group: tokens, colocate_policy: required}}
+  - {id: in_broadcast, type: broadcast, config: {num_outputs: 2}}
+  - {id: ln1, type: layernorm, config: {dim: 8}}
+  - {id: to_heads, type: broadcast, config: {num_outputs: 2}}
+  - {id: head_0, type: attention_head, config: {head_dim: 4, input_dim: 8, seq_len: 5, position_encoding: rope}}
+  - {id: head_1, type: attention_head, config: {head_dim: 4, input_dim: 8, seq_len: 5, position_encoding: rope}}
+  - {id: stack, type: stack, config: {axis: -1}}
+  - {id: drop, type: dropout, config: {rate: 0.2}}
+  - {id: residual, type: add, config: {}}
+  - {id: up, type: linear, config: {in_dim: 8, out_dim: 16}}
+  - {id: gelu, type: gelu, config: {}}
+  - {id: down, type: linear, config: {in_dim: 16, out_dim: 8}}
+  - {id: residual_2, type: add, config: {}}
+  - {id: lm_head, type: linear, config: {in_dim: 8, out_dim: 17, bias: false,
+     tie_weight_alias: tokens, colocate_group: tokens, colocate_policy: required}}
+  - {id: loss, type: cost, config: {cost_function: ce_logits, vocab_size: 17}}
+edges:
+  - {from: embedder, to: in_broadcast}
+  - {from: in_broadcast, to: ln1}
+  - {from: ln1, to: to_heads}
+  - {from: to_heads, from_slot: 0, to: head_0}
+  - {from: to_heads, from_slot: 1, to: head_1}
+  - {from: head_0, to: stack, to_slot: 0}
+  - {from: head_1, to: stack, to_slot: 1}
+  - {from: stack, to: drop}
+  - {from: drop, to: residual, to_slot: 0}
+  - {from: in_broadcast, from_slot: 1, to: residual, to_slot: 1}
+  - {from: residual, to: up}
+  - {from: up, to: gelu}
+  - {from: gelu, to: down}
+  - {from: down, to: residual_2, to_slot: 0}
+  - {from: residual, to: residual_2, to_slot: 1}
+  - {from: residual_2, to: lm_head}
+  - {from: lm_head, to: loss}
+costs: [{name: ce, node_id: loss}]
+"""
+
+
+def graph_of(text: str = TINY, fuse: bool = False) -> Graph:
+    """The prepared graph."""
+    return prepare(load_graph(text, "tiny.yml"), fuse)
+
+
+def spread(graph: Graph, pnodes: Sequence[PNodeId], tied: PNodeId | None = None) -> dict[str, PNodeId]:
+    """Nodes in as many runs of equal length as there are PNodes; what shares the token matrix stays with the first of them."""
+    size = -(-len(graph.nodes) // len(pnodes))
+    homes: dict[str, PNodeId] = {node.id: pnodes[index // size] for index, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        if node.tied_to is not None:
+            homes[node.id] = homes[node.tied_to]
+    return homes
+
+
+def alternate(graph: Graph, pnodes: Sequence[PNodeId]) -> dict[str, PNodeId]:
+    """Neighbours on different PNodes: as many segments and borders as can be."""
+    homes: dict[str, PNodeId] = {node.id: pnodes[index % len(pnodes)] for index, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        if node.tied_to is not None:
+            homes[node.id] = homes[node.tied_to]
+    return homes
+
+
+def deploy_of(
+    homes: Mapping[str, PNodeId],
+    *,
+    text: str = TINY,
+    fuse: bool = False,
+    batch: int = 6,
+    micro_batches: int = 2,
+    hyper: Mapping[str, str | int | float | bool | None] | None = None,
+    scaler: ScalerState | None = None,
+    epoch: int = 1,
+    step: int = 0,
+    peers: tuple[PNodeInfo, ...] = (),
+    storage: str = "",
+    checkpoint: str | None = None,
+) -> Deploy:
+    """A deploy of `text`; it decides for itself if one PNode holds everything."""
+    return Deploy(
+        network=NETWORK,
+        session=SESSION,
+        epoch=Epoch(epoch),
+        network_file=text,
+        fuse=fuse,
+        assignment=dict(homes),
+        peers=peers,
+        hyper=dict(hyper or {"lr": 0.01}),
+        state={**asdict(scaler or ScalerState())},
+        seed=7,
+        total_steps=100,
+        micro_batches=micro_batches,
+        batch=batch,
+        step=step,
+        storage=storage,
+        checkpoint=checkpoint,
+        decides=len(set(homes.values())) == 1,
+    )
+
+
+def alone(**options: object) -> tuple[Deploy, Plan]:
+    """The whole network on PNode `a`: its deploy and plan."""
+    fuse = bool(options.get("fuse", False))
+    homes = {NodeId(node.id): A for node in graph_of(fuse=fuse).nodes}
+    deploy = deploy_of(homes, **options)  # type: ignore[arg-type]  # the options of deploy_of
+    return deploy, make_plan(deploy, A)

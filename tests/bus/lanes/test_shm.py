@@ -1,0 +1,160 @@
+"""Tensors through shared memory."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dcnr.bus import codec, subjects
+from dcnr.bus.lanes import segment
+from dcnr.bus.lanes.base import LaneBroken
+from dcnr.bus.lanes.pool import Pool
+from dcnr.bus.lanes.shm import MIN_RING, SHM_FROM, ShmLane
+from dcnr.bus.memory import MemoryBroker
+from dcnr.bus.messages import Hop
+from dcnr.errors import WorldError
+from dcnr.ids import PNodeId
+from tests.bus.contract import until
+from tests.bus.lanes.contract import End, LaneContract, Pair, make_end
+
+R = PNodeId("r")
+
+
+@pytest.fixture(autouse=True)
+def own_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Tests do not touch segments of running clusters."""
+    monkeypatch.setattr(segment, "directory", lambda: tmp_path)
+    return tmp_path
+
+
+async def shm_pair(patience: float = 0.05) -> tuple[End, End]:
+    """Sender and receiver on one host."""
+    broker = MemoryBroker()
+    sender = await make_end(broker, "s", lambda port: ShmLane(port, Pool(), "host", patience))
+    receiver = await make_end(broker, "r", lambda port: ShmLane(port, Pool(), "host", patience))
+    await sender.lane.start()
+    await sender.bus.subscribe(subjects.peer(sender.port.me, "credit"), sender.hear_credit)
+    await receiver.open()
+    return sender, receiver
+
+
+class TestShm(LaneContract):
+    """The common cases; the sizes fill the ring several times."""
+
+    sizes = (1, 4097, 300_001)
+
+    @pytest.fixture
+    def pair(self) -> Pair:
+        """Sender and receiver."""
+        return shm_pair
+
+
+async def test_it_serves_large_tensors_to_the_same_host() -> None:
+    """And nobody it knows nothing of."""
+    sender, receiver = await shm_pair()
+    lane = sender.lane
+    assert isinstance(lane, ShmLane)
+    lane.set_hosts({R: "host", PNodeId("far"): "other"})
+    assert lane.serves(R, SHM_FROM)
+    assert not lane.serves(R, SHM_FROM - 1)
+    assert not lane.serves(PNodeId("far"), SHM_FROM)
+    assert not lane.serves(PNodeId("unknown"), SHM_FROM)
+    await sender.close()
+    await receiver.close()
+
+
+async def test_the_ring_grows_with_the_tensors_and_nothing_is_left_behind(own_directory: Path) -> None:
+    """One segment at a time per receiver."""
+    sender, receiver = await shm_pair()
+    for size in (1000, MIN_RING, 1000, 3 * MIN_RING):
+        await sender.send(receiver, np.full(size, 3, np.uint8))
+        assert len(list(own_directory.iterdir())) == 1
+    assert all((array == 3).all() for _, array in receiver.got)
+    await sender.close()
+    await receiver.close()
+    assert list(own_directory.iterdir()) == []
+
+
+async def test_without_room_the_lane_is_given_up_for_that_receiver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transport then takes the next one."""
+    sender, receiver = await shm_pair()
+    lane = sender.lane
+    assert isinstance(lane, ShmLane)
+    lane.set_hosts({R: "host"})
+
+    def no_room(number: int, size: int) -> segment.Segment:
+        raise OSError("no room")
+
+    monkeypatch.setattr(segment, "create", no_room)
+    with pytest.raises(LaneBroken, match="no room"):
+        await sender.send(receiver, np.zeros(SHM_FROM, np.uint8))
+    assert not lane.serves(R, SHM_FROM)
+    await sender.close()
+    await receiver.close()
+
+
+async def test_a_receiver_that_cannot_open_the_segment_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal host names do not prove shared memory: containers."""
+    sender, receiver = await shm_pair()
+
+    def closed(name: str) -> segment.Segment:
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr(segment, "attach", closed)
+    with pytest.raises(LaneBroken, match="cannot open"):
+        await sender.send(receiver, np.zeros(SHM_FROM, np.uint8))
+    assert receiver.got == []
+    await sender.close()
+    await receiver.close()
+
+
+async def test_a_receiver_that_says_nothing_fails_the_transfer_and_its_slot_is_used_again() -> None:
+    """A header that comes after that finds nothing."""
+    sender, receiver = await shm_pair(patience=0.01)
+    receiver.lose = 100
+    with pytest.raises(WorldError, match="r does not take tensors"):
+        await sender.send(receiver, np.ones(SHM_FROM, np.uint8))
+    receiver.lose = 0
+    receiver.hear(receiver.headers[0])
+    assert receiver.got == []
+    assert receiver.port.dropped["hop"] == 1
+    await sender.send(receiver, np.full(SHM_FROM, 2, np.uint8))
+    assert (receiver.got[0][1] == 2).all()
+    await sender.close()
+    await receiver.close()
+
+
+@pytest.mark.parametrize("lane", ["shm", "shm:x:0", "shm:dcnr-1-1:x", "shm:NAME:999999999", "shm:NAME:-64"])
+async def test_headers_that_lie_about_the_place_are_dropped(lane: str) -> None:
+    """Nothing outside the segment is read."""
+    sender, receiver = await shm_pair()
+    await sender.send(receiver, np.ones(SHM_FROM, np.uint8))
+    hop, _ = codec.decode_with_payload(receiver.headers[0])
+    assert isinstance(hop, Hop)
+    name = hop.lane.split(":")[1]
+    receiver.hear(codec.encode_with_payload(replace(hop, transfer=hop.transfer + 1, lane=lane.replace("NAME", name)), b""))
+    assert len(receiver.got) == 1
+    assert receiver.port.dropped["hop"] == 1
+    await sender.close()
+    await receiver.close()
+
+
+async def test_a_cancelled_sender_does_not_lose_the_slot() -> None:
+    """It comes back with the credit."""
+    sender, receiver = await shm_pair(patience=60)
+    receiver.lose = 1
+    task = asyncio.create_task(sender.send(receiver, np.ones(SHM_FROM, np.uint8)))
+    await until(lambda: bool(receiver.headers))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    receiver.hear(receiver.headers[0])
+    lane = sender.lane
+    assert isinstance(lane, ShmLane)
+    await until(lambda: len(lane._outboxes[R].ring) == 0)
+    await sender.close()
+    await receiver.close()

@@ -1,0 +1,170 @@
+"""The NATS bus keeps the contract on servers with large and small messages, and comes back after every kind of break."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from dcnr.bus.base import Bus
+from dcnr.bus.nats import NatsBus, connect
+from dcnr.bus.server import NatsServer
+from dcnr.errors import BusUnavailable, WorldError
+from tests.bus.contract import BusContract, Connect, fresh, until
+
+
+@pytest.fixture(scope="module")
+def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """A server that takes 64 KB a message."""
+    server = NatsServer(tmp_path_factory.mktemp("small"), max_payload=64 << 10)
+    asyncio.run(server.start())
+    yield server
+    asyncio.run(server.stop())
+
+
+@pytest.fixture
+async def own_server(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    """A server that the test may break."""
+    server = NatsServer(tmp_path / "own")
+    await server.start()
+    yield server
+    await server.stop()
+
+
+async def _clients(url: str) -> AsyncIterator[Connect]:
+    buses: list[NatsBus] = []
+
+    async def client() -> Bus:
+        buses.append(await connect(url, "test"))
+        return buses[-1]
+
+    yield client
+    for bus in buses:
+        await bus.close()
+
+
+class TestNatsBus(BusContract):
+    """The common cases on a server with 1 MB a message."""
+
+    @pytest.fixture
+    async def connect(self, nats_url: str) -> AsyncIterator[Connect]:
+        """Clients of the session's server."""
+        async for client in _clients(nats_url):
+            yield client
+
+
+class TestNatsBusWithSmallMessages(BusContract):
+    """The common cases on a server with 64 KB a message."""
+
+    @pytest.fixture
+    async def connect(self, small_server: NatsServer) -> AsyncIterator[Connect]:
+        """Clients of the small server."""
+        async for client in _clients(small_server.url):
+            yield client
+
+
+async def _restarted(server: NatsServer, store: Path) -> NatsServer:
+    again = NatsServer(store, port=int(server.url.rsplit(":", 1)[1]))
+    await again.start()
+    return again
+
+
+async def test_connect_says_within_3_s_that_nobody_answers() -> None:
+    """Both where nothing listens and where something listens that is silent."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        for url in ("nats://127.0.0.1:1", f"nats://127.0.0.1:{silent.getsockname()[1]}"):
+            async with asyncio.timeout(3):
+                with pytest.raises(BusUnavailable, match="dcnr up"):
+                    await connect(url, "test")
+
+
+async def test_subscriptions_and_kv_survive_a_killed_server(own_server: NatsServer, tmp_path: Path) -> None:
+    """SIGKILL, restart on the same store: messages flow again and acknowledged writes are there."""
+    bus, got = await connect(own_server.url, "test"), list[bytes]()
+    await bus.subscribe("again", got.append)
+    kv = await bus.kv("kept")
+    await kv.put("a", b"1")
+    own_server.kill()
+    await until(lambda: not bus.is_connected)
+    await own_server.stop()
+    again = await _restarted(own_server, tmp_path / "own")
+    await until(lambda: bus.is_connected)
+    await bus.publish("again", b"x")
+    await until(lambda: got == [b"x"])
+    entry = await kv.get("a")
+    assert entry is not None
+    assert entry.value == b"1"
+    await bus.close()
+    await again.stop()
+
+
+async def test_publishing_into_an_outage_ends_in_an_error_not_in_memory(own_server: NatsServer) -> None:
+    """What nats-py may hold is bounded; then `publish` says so."""
+    bus = await connect(own_server.url, "test")
+    await own_server.stop()
+    await until(lambda: not bus.is_connected)
+    with pytest.raises(WorldError):
+        for _ in range(100):
+            await bus.publish("x", bytes(256 << 10))
+    await bus.close()
+
+
+async def test_a_client_closed_by_the_server_is_rebuilt_with_its_subscriptions(own_server: NatsServer) -> None:
+    """A protocol error closes a nats-py client for good."""
+    bus, got = await connect(own_server.url, "test"), list[bytes]()
+    await bus.subscribe("again", got.append)
+    client = bus._client
+    await client._send_command(b"NONSENSE\r\n")
+    await client._flush_pending()
+    await until(lambda: client.is_closed)
+    await until(lambda: bus._client is not client and bus.is_connected)
+    await until_heard(bus, got)
+    await bus.close()
+
+
+async def until_heard(bus: NatsBus, got: list[bytes]) -> None:
+    """Publish until a subscription hears; what is sent before the interest is back gets lost."""
+    async with asyncio.timeout(5):
+        while not got:
+            await bus.publish("again", b"x")
+            await asyncio.sleep(0.02)
+
+
+async def test_a_hung_server_is_noticed_even_with_unsent_data(own_server: NatsServer, tmp_path: Path) -> None:
+    """SIGSTOP with a full socket: the client lets go of the link, finds the next server, and publish and close never hang."""
+    bus = await connect(own_server.url, "test")
+    assert own_server.pid is not None
+    os.kill(own_server.pid, signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(2):
+            while True:
+                await bus.publish("flood", bytes(512 << 10))
+    except TimeoutError:
+        pass
+    await until(lambda: bus._down, 15)
+    os.kill(own_server.pid, signal.SIGCONT)
+    await until(lambda: bus.is_connected)
+    async with asyncio.timeout(3):
+        await bus.close()
+
+
+async def test_close_returns_within_3_s_from_a_hung_server(own_server: NatsServer) -> None:
+    """Ctrl-C must always work."""
+    bus = await connect(own_server.url, "test")
+    await bus.subscribe(fresh("x."), lambda _: None)
+    assert own_server.pid is not None
+    os.kill(own_server.pid, signal.SIGSTOP)
+    try:
+        for _ in range(40):
+            await bus.publish("flood", bytes(100 << 10))
+        async with asyncio.timeout(3):
+            await bus.close()
+    finally:
+        os.kill(own_server.pid, signal.SIGCONT)

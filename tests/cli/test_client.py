@@ -1,0 +1,76 @@
+"""Commands ask the orchestrator, say when nobody is there, and obey Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from dcnr.cli.main import main
+
+IMPATIENT = """
+import asyncio
+from dcnr.cli.client import run
+async def work():
+    print("here", flush=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        print("tidy", flush=True)
+        {then}
+run(work())
+"""
+
+
+def interrupt(then: str, times: int) -> tuple[int, str, float]:
+    """(exit code, stdout, seconds) of a command that is interrupted."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", IMPATIENT.format(then=then)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    began = time.monotonic()
+    for index in range(times):
+        if index:
+            assert process.stdout.readline() == "tidy\n"
+        process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    return process.returncode, out, time.monotonic() - began
+
+
+def test_ctrl_c_lets_a_command_tidy_up() -> None:
+    """Its `finally` runs; click turns the exit into code 130 where there is a command around."""
+    code, out, _ = interrupt("pass", times=1)
+    assert out == "tidy\n"
+    assert code != 0
+
+
+def test_a_command_that_does_not_end_is_ended() -> None:
+    """Within 3 s, whatever it waits for."""
+    code, out, seconds = interrupt("await asyncio.Event().wait()", times=1)
+    assert (code, out) == (130, "tidy\n")
+    assert seconds < 3.5
+
+
+def test_a_second_ctrl_c_ends_at_once() -> None:
+    """Nothing more is waited for."""
+    code, _, seconds = interrupt("await asyncio.Event().wait()", times=2)
+    assert code == 130
+    assert seconds < 2.0
+
+
+@pytest.mark.parametrize("arguments", [["pnode", "list"], ["session", "list"], ["network", "show", "tiny"], ["metrics", "tail"]])
+def test_no_server_is_one_line_and_code_2(arguments: list[str]) -> None:
+    """With the address, and what to start."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"nats://127.0.0.1:{taken.getsockname()[1]}"
+    result = CliRunner(env={"NATS_URL": url, "HOME": os.environ["HOME"]}).invoke(main, arguments)
+    assert result.exit_code == 2, result.output
+    assert url.removeprefix("nats://") in result.output
+    assert result.output.count("\n") == 1

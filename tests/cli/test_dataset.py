@@ -1,0 +1,105 @@
+"""`dcnr dataset`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from dcnr.cli.main import main
+from dcnr.data.dataset import Dataset
+from dcnr.text.tokenizer import Tokenizer, add_tokenizer
+
+TEXT = "the cat sat on the mat and the hat\n" * 30
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """`text.txt`, and a data directory `data` with a char tokenizer `c`."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    add_tokenizer(tmp_path / "data", "c", Tokenizer.train([tmp_path / "text.txt"], "char"))
+    return tmp_path
+
+
+def dcnr(folder: Path, *arguments: str) -> Result:
+    """Run `dcnr dataset …` on the data directory in `folder`."""
+    return CliRunner().invoke(main, ["dataset", *arguments], env={"DCNR_DATA_DIR": str(folder / "data")})
+
+
+def create(folder: Path, *more: str) -> Result:
+    """Dataset `d` of the text."""
+    return dcnr(folder, "create", "d", str(folder / "text.txt"), "--tokenizer", "c", *more)
+
+
+def test_create_list_show_delete(folder: Path) -> None:
+    """The life of a dataset."""
+    made = create(folder, "--validation", "0.2", "--seq-len", "16", "--json")
+    assert made.exit_code == 0
+    fields = json.loads(made.stdout)
+    assert (fields["tokens"], fields["train_tokens"], fields["seq_len"]) == (len(TEXT), len(TEXT) * 8 // 10, 16)
+    assert fields["tokens_per_byte"] == 1.0
+    assert json.loads(dcnr(folder, "list", "--json").stdout) == {"datasets": [fields]}
+    assert json.loads(dcnr(folder, "show", "d", "--json").stdout) == fields
+    assert "uint16" in dcnr(folder, "show", "d").stdout
+    assert dcnr(folder, "delete", "d").exit_code == 0
+    assert dcnr(folder, "list").stdout == "no datasets\n"
+
+
+def test_batch_writes_what_a_step_sees(folder: Path) -> None:
+    """int64 [B, T + 1]; T is the dataset's unless another is given."""
+    create(folder, "--seq-len", "16")
+    opened = Dataset.open(folder / "data", "d")
+    out = folder / "f.npy"
+    arguments = ("batch", "d", "--split", "train", "--seed", "5", "--step", "3", "--batch", "4", "--out", str(out))
+    for seq_len, more in ((16, ()), (7, ("--seq-len", "7"))):
+        assert json.loads(dcnr(folder, *arguments, *more, "--json").stdout) == {"out": str(out), "shape": [4, seq_len + 1]}
+        ids = np.load(out)
+        assert ids.dtype == np.int64
+        assert (ids == opened.batch("train", 5, 3, 4, seq_len)).all()
+
+
+def test_out_is_written_under_the_very_name(folder: Path) -> None:
+    """Whatever its suffix."""
+    create(folder, "--seq-len", "16")
+    assert dcnr(folder, "batch", "d", "--seed", "1", "--step", "1", "--batch", "1", "--out", str(folder / "ids")).exit_code == 0
+    assert np.load(folder / "ids").shape == (1, 17)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("create", "d", "missing.txt", "--tokenizer", "c"), "'missing.txt' does not exist"),
+        (("create", "d", "{folder}/text.txt", "--tokenizer", "x"), "no tokenizer 'x'"),
+        (("create", "d", "{folder}/empty", "--tokenizer", "c"), "train split has 0 tokens"),
+        (("create", "d", "{folder}/text.txt", "--tokenizer", "c", "--seq-len", "5000"), "sequence length 5000 needs 5001"),
+        (("create", "kept", "{folder}/text.txt", "--tokenizer", "c"), "'kept' already"),
+        (("show", "x"), "no dataset 'x'"),
+        (("delete", "x"), "no dataset 'x'"),
+        (("batch", "x", "--seed", "1", "--step", "1", "--batch", "1", "--out", "f.npy"), "no dataset 'x'"),
+        (("batch", "kept", "--seed", "1", "--step", "1", "--batch", "1", "--out", "{folder}/no/f.npy"), "f.npy: No such file"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(folder: Path, arguments: tuple[str, ...], message: str) -> None:
+    """And nothing is made or lost."""
+    (folder / "empty").touch()
+    dcnr(folder, "create", "kept", str(folder / "text.txt"), "--tokenizer", "c")
+    result = dcnr(folder, *(argument.format(folder=folder) for argument in arguments))
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert [path.name for path in (folder / "data" / "datasets").iterdir()] == ["kept"]
+
+
+@pytest.mark.parametrize("more", [("--validation", "1"), ("--validation", "-0.1"), ("--seq-len", "0")])
+def test_impossible_options_are_refused(folder: Path, more: tuple[str, str]) -> None:
+    """Before anything is read."""
+    assert create(folder, *more).exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["create", "list", "show", "batch", "delete"])
+def test_help_shows_an_example(folder: Path, command: str) -> None:
+    """Of every command."""
+    assert f"Example:\n    dcnr dataset {command}" in dcnr(folder, command, "--help").output

@@ -1,0 +1,70 @@
+"""Each view shows what its reader needs."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from dcnr.bus.messages import StepMetrics
+from dcnr.cli.progress import BarView, JsonView, LineView, choose_view
+from dcnr.ids import SessionId
+
+
+def row(step: int, loss: float = 2.0, skipped: bool = False) -> StepMetrics:
+    """One step."""
+    return StepMetrics(SessionId("s"), step, loss, 1e-3, 0.5, 1.0, skipped, 1234.5, 8.25)
+
+
+def test_json_lines_have_exactly_the_promised_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    """One object a line, and nothing else on stdout."""
+    with JsonView() as view:
+        view.step(row(1))
+        view.note("by the way")
+        view.done("s", 2.0)
+    seen = capsys.readouterr()
+    step, done = map(json.loads, seen.out.splitlines())
+    expected = {"event": "step", "step": 1, "loss": 2.0, "lr": 1e-3, "grad_norm": 0.5, "loss_scale": 1.0, "skipped": False}
+    assert step == expected | {"tokens_per_s": 1234.5, "step_ms": 8.25}
+    assert list(step)[:2] == ["event", "step"]
+    assert done == {"event": "done", "session": "s", "final_loss": 2.0}
+    assert seen.err == "by the way\n"
+
+
+def test_json_has_no_numbers_that_json_has_not(capsys: pytest.CaptureFixture[str]) -> None:
+    """NaN and infinity are null."""
+    with JsonView() as view:
+        view.step(row(1, loss=math.nan))
+        view.step(row(2, loss=math.inf))
+    assert [json.loads(line)["loss"] for line in capsys.readouterr().out.splitlines()] == [None, None]
+
+
+def test_lines_show_first_last_and_skipped_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    """The steps between are summed up by silence."""
+    with LineView(steps=9) as view:
+        for step in range(1, 10):
+            view.step(row(step, skipped=step == 4))
+        view.done("s", 2.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["step 1/9", "step 4/9", "step 9/9", "session s is done, final loss 2.0000"]
+    assert "skipped" in lines[1]
+
+
+def test_the_bar_ends_with_the_farewell(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where the terminal is none."""
+    with BarView(steps=2) as view:
+        view.step(row(1))
+        view.step(row(2))
+        view.note("[not markup]")
+        view.done("s", None)
+    out = capsys.readouterr().out
+    assert "loss 2.0000" in out
+    assert "[not markup]" in out
+    assert out.splitlines()[-1] == "session s is done"
+
+
+def test_a_pipe_gets_lines_and_scripts_get_json() -> None:
+    """Under pytest stdout is no terminal."""
+    assert isinstance(choose_view(3, as_json=False), LineView)
+    assert isinstance(choose_view(3, as_json=True), JsonView)

@@ -1,0 +1,68 @@
+"""Placement is invisible: the same network on one, two and three agents gives the same bits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
+from dcnr.backends.numpy.backend import NumpyBackend
+from dcnr.bus.memory import MemoryBroker
+from dcnr.ids import PNodeId
+from dcnr.network.graph import Graph
+from tests.agents.tiny import SEQ, VOCABULARY, A, B, C, alternate, deploy_of, graph_of, spread
+from tests.integration.scripted import Trainer, agents, batches, info_of
+
+STEPS = 6
+BATCH = 6
+
+Placing = Callable[[Graph, Sequence[PNodeId]], dict[str, PNodeId]]
+
+
+async def losses_of(
+    homes: Mapping[str, PNodeId], fuse: bool, micro_batches: int, hyper: Mapping[str, str | int | float | bool | None], threads: int
+) -> list[float]:
+    """Train `STEPS` steps and return their losses."""
+    broker = MemoryBroker()
+    infos = [info_of(name) for name in sorted(set(homes.values()))]
+    deploy = deploy_of(homes, fuse=fuse, batch=BATCH, micro_batches=micro_batches, hyper=hyper)
+    async with agents(broker, NumpyBackend(), infos, threads):
+        trainer = await Trainer.join(broker, graph_of(fuse=fuse), deploy, infos)
+        try:
+            await trainer.start()
+            data = enumerate(batches(VOCABULARY, SEQ, BATCH, STEPS), 1)
+            return [await trainer.step(step, tokens_BS) for step, tokens_BS in data]
+        finally:
+            await trainer.leave()
+
+
+def train(
+    pnodes: Sequence[PNodeId], placing: Placing = spread, fuse: bool = False, micro_batches: int = 2, shards: int = 2, threads: int = 2
+) -> list[float]:
+    """The losses of a run on `pnodes`."""
+    hyper = {"lr": 0.03, "shards": shards, "clip_norm": 0.5}
+    return asyncio.run(losses_of(placing(graph_of(fuse=fuse), pnodes), fuse, micro_batches, hyper, threads))
+
+
+@pytest.mark.parametrize("fuse", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize("micro_batches", [1, 2, 3])
+def test_losses_are_bit_equal_on_one_two_and_three_agents(fuse: bool, micro_batches: int) -> None:
+    """Contiguous and scattered placements of a network give the losses of one agent, and these fall."""
+    single = train([A], fuse=fuse, micro_batches=micro_batches)
+    assert single[-1] < single[0]
+    assert train([A, B], fuse=fuse, micro_batches=micro_batches) == single
+    assert train([A, B, C], fuse=fuse, micro_batches=micro_batches) == single
+    assert train([A, B, C], alternate, fuse=fuse, micro_batches=micro_batches) == single
+
+
+def test_threads_do_not_change_bits() -> None:
+    """Two shards on one thread and on two give the same losses."""
+    assert train([A], threads=1) == train([A], threads=2)
+
+
+def test_fusion_and_micro_batches_change_no_more_than_rounding() -> None:
+    """In float32, losses with and without fusion and with one or three micro-batches are within 1e-5."""
+    single = train([A], micro_batches=1)
+    assert train([A], fuse=True, micro_batches=1) == pytest.approx(single, rel=1e-5)
+    assert train([A], micro_batches=3) == pytest.approx(single, rel=1e-5)

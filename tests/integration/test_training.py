@@ -1,0 +1,118 @@
+"""The orchestrator and real agents on one memory bus: whole training runs through the API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dcnr.backends.numpy.backend import NumpyBackend
+from dcnr.bus.memory import MemoryBroker
+from dcnr.ids import SessionId
+from dcnr.storage.base import open_storage
+from dcnr.storage.checkpoint import read_manifest
+from tests.agents.tiny import TINY
+from tests.integration.scripted import agents, info_of
+from tests.orchestrator.running import User, make_data, orchestrator, user
+
+RUN: dict[str, Any] = {"network": "tiny", "dataset": "text", "steps": 8, "batch": 6, "micro_batches": 3, "seed": 3, "session": "s"}
+HYPER = {"lr": 0.02, "schedule": "cosine", "warmup_steps": 2, "clip_norm": 1.0}
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """A data directory with dataset `text`."""
+    make_data(tmp_path)
+    return tmp_path
+
+
+@asynccontextmanager
+async def cluster(broker: MemoryBroker, data_dir: Path, names: Sequence[str]) -> AsyncIterator[User]:
+    """An orchestrator, real agents, and a user who sees them all alive."""
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(orchestrator(broker, data_dir))
+        await stack.enter_async_context(agents(broker, NumpyBackend(), [info_of(name) for name in names]))
+        one = await stack.enter_async_context(user(broker))
+        async with asyncio.timeout(20):
+            while len((await one.ask("pnode.list"))["pnodes"]) < len(names):
+                await asyncio.sleep(0.01)
+        yield one
+
+
+async def train(data_dir: Path, names: Sequence[str], **options: Any) -> list[tuple[float, float, float]]:
+    """(loss, lr, gradient norm) of each step of one run."""
+    async with cluster(MemoryBroker(), data_dir, names) as one:
+        await one.ask("network.create", file=TINY, file_name="tiny.yml")
+        await one.ask("session.create", **{**RUN, "hyper": HYPER, **options})
+        await one.until_state("done")
+        assert [row.step for row in one.steps] == list(range(1, 9))
+        return [(row.loss, row.lr, row.grad_norm) for row in one.steps]
+
+
+@pytest.mark.parametrize("fuse", [True, False], ids=["fused", "plain"])
+async def test_placement_is_invisible_in_every_number(tmp_path: Path, fuse: bool) -> None:
+    """One, two and three agents: losses, rates and norms equal to the last bit, and the losses fall."""
+    runs = []
+    for count in (1, 2, 3):
+        make_data(tmp_path / str(count))
+        runs.append(await train(tmp_path / str(count), [f"agent-{number}" for number in range(count)], fuse=fuse))
+    assert runs[0] == runs[1] == runs[2]
+    assert runs[0][-1][0] < runs[0][0][0]
+
+
+@pytest.mark.parametrize("then", [("a", "b"), ("x",)], ids=["the same agents", "one other agent"])
+async def test_suspend_stop_everything_start_resume_goes_on_bit_for_bit(tmp_path: Path, then: tuple[str, ...]) -> None:
+    """The losses after a resume are those of the run that never stopped, also on other PNodes."""
+    make_data(tmp_path / "whole")
+    whole = await train(tmp_path / "whole", ["a", "b"])
+    make_data(tmp_path / "cut")
+    broker = MemoryBroker()
+    async with cluster(broker, tmp_path / "cut", ["a", "b"]) as one:
+        await one.ask("network.create", file=TINY, file_name="tiny.yml")
+        await one.ask("session.create", **{**RUN, "hyper": HYPER})
+        await one.until(lambda: len(one.steps) >= 2)
+        await one.ask("session.suspend", session="s")
+        await one.until_state("suspended")
+        before = list(one.steps)
+        assert len(before) < RUN["steps"]
+    async with cluster(broker, tmp_path / "cut", then) as one:
+        shown = await one.ask("session.show", session="s")
+        assert (shown["state"], shown["step"]) == ("suspended", len(before))
+        await one.ask("session.resume", session="s")
+        await one.until_state("done")
+        rows = before + one.steps
+    assert [row.step for row in rows] == list(range(1, 9))
+    assert [(row.loss, row.lr, row.grad_norm) for row in rows] == whole
+
+
+async def test_checkpoints_are_complete_and_readable(data_dir: Path) -> None:
+    """Step 0, every third and the last; each manifest names the tensors of every PNode."""
+    await train(data_dir, ["a", "b"], hyper={**HYPER, "checkpoint_every": 3})
+    storage = open_storage(f"file://{data_dir}")
+    manifests = [await read_manifest(storage, SessionId("s"), step) for step in (0, 3, 6, 8)]
+    assert len({manifest.tensors for manifest in manifests}) <= 2  # step 0 may have no moments
+    assert [len(manifest.parts) for manifest in manifests] == [2, 2, 2, 2]
+    assert [manifest.state.updates for manifest in manifests] == [0, 3, 6, 8]
+
+
+async def test_an_agent_that_leaves_suspends_the_session_and_resume_goes_on_without_it(data_dir: Path) -> None:
+    """The reason names it, and the run ends on the one that stayed."""
+    broker = MemoryBroker()
+    async with cluster(broker, data_dir, ["a"]) as one:
+        async with agents(broker, NumpyBackend(), [info_of("b")]):
+            while len((await one.ask("pnode.list"))["pnodes"]) < 2:
+                await asyncio.sleep(0.01)
+            await one.ask("network.create", file=TINY, file_name="tiny.yml")
+            await one.ask("session.create", **{**RUN, "steps": 500, "hyper": {**HYPER, "checkpoint_every": 2}})
+            await one.until(lambda: len(one.steps) >= 4)
+        await one.until_state("suspended")
+        shown = await one.ask("session.show", session="s")
+        assert "PNode b was stopped; the last checkpoint is of step" in shown["reason"]
+        assert shown["step"] == shown["checkpoints"][-1] >= 2
+        await one.ask("session.resume", session="s", steps=shown["step"] + 3)
+        await one.until_state("done")
+        assert (await one.ask("session.show", session="s"))["step"] == shown["step"] + 3

@@ -1,0 +1,214 @@
+"""Every verb, over the bus, as a user asks it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dcnr.bus.memory import MemoryBroker
+from dcnr.errors import AlreadyExists, NotFound, UserError
+from tests.orchestrator.fakes import NETWORK
+from tests.orchestrator.running import User, fake_agents, make_data, orchestrator, user
+
+RUN: dict[str, Any] = {"network": "small", "dataset": "text", "steps": 3, "batch": 4, "micro_batches": 2, "session": "s"}
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """A data directory with dataset `text`, vocabulary 5, windows of 4."""
+    make_data(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def broker() -> MemoryBroker:
+    """A server that allows small messages only."""
+    return MemoryBroker(max_payload=64 << 10)
+
+
+@pytest.fixture
+async def one(broker: MemoryBroker, data_dir: Path) -> AsyncIterator[User]:
+    """A user of a cluster without PNodes that knows network `small`."""
+    async with orchestrator(broker, data_dir), user(broker) as asked:
+        await asked.ask("network.create", file=NETWORK, file_name="small.yml")
+        yield asked
+
+
+async def refused(one: User, verb: str, kind: type[UserError] = UserError, **fields: Any) -> str:
+    """The error of a request, in words."""
+    with pytest.raises(kind) as caught:
+        await one.ask(verb, **fields)
+    return str(caught.value)
+
+
+async def test_cluster_info_says_who_leads_and_where_things_are(one: User, data_dir: Path) -> None:
+    """Version, leader, storage, PNodes that are present."""
+    info = await one.ask("cluster.info")
+    assert info == {"version": info["version"], "orchestrator": "orchestrator", "storage": f"file://{data_dir}", "pnodes": 0}
+
+
+async def test_a_network_is_created_listed_shown_replaced_and_deleted(one: User) -> None:
+    """5 VNodes; parameters by hand: 11*8 + 8*8+8 + 11*8+11."""
+    parameters = 11 * 8 + 8 * 8 + 8 + 11 * 8 + 11
+    row = {"name": "small", "vnodes": 5, "parameters": parameters, "revision": 1}
+    assert await one.ask("network.list") == {"networks": [row]}
+    assert await one.ask("network.show", name="small") == {**row, "file": NETWORK, "file_name": "small.yml"}
+    assert "exists" in await refused(one, "network.create", AlreadyExists, file=NETWORK)
+    created = await one.ask("network.create", file=NETWORK, replace=True)
+    assert created == {"name": "small", "vnodes": 5, "parameters": parameters}
+    assert (await one.ask("network.list"))["networks"][0]["revision"] == 2
+    assert await one.ask("network.delete", name="small") == {"name": "small"}
+    assert await one.ask("network.list") == {"networks": []}
+
+
+async def test_a_broken_network_file_is_refused_with_every_problem_and_its_place(one: User) -> None:
+    """And is not registered."""
+    broken = NETWORK.replace("name: small", "name: broken").replace("type: relu", "type: rulu").replace("to: head}", "to: haed}")
+    told = await refused(one, "network.create", file=broken, file_name="broken.yml")
+    assert "broken.yml:6:" in told
+    assert "haed" in told
+    assert [row["name"] for row in (await one.ask("network.list"))["networks"]] == ["small"]
+
+
+async def test_what_does_not_exist_is_named(one: User) -> None:
+    """Network, dataset, session, PNode."""
+    assert "no network 'nix'" in await refused(one, "session.create", NotFound, **{**RUN, "network": "nix"})
+    assert "nix" in await refused(one, "session.create", NotFound, **{**RUN, "dataset": "nix"})
+    for verb in ("session.show", "session.start", "session.suspend", "session.resume", "session.delete"):
+        assert "no session 'nix'" in await refused(one, verb, NotFound, session="nix")
+    for verb in ("pnode.show", "pnode.drain"):
+        assert "'nix'" in await refused(one, verb, NotFound, pnode="nix")
+    for verb in ("network.show", "network.delete"):
+        assert "no network 'nix'" in await refused(one, verb, NotFound, name="nix")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"batch": 5}, "a batch of 5 cannot be cut into 2 equal micro-batches"),
+        ({"steps": 0}, "'steps'"),
+        ({"seed": -1}, "'seed'"),
+        ({"colour": "red"}, "'colour'"),
+        ({"session": "a.b"}, "'a.b' is not a valid session name"),
+        ({"hyper": {"learning_rate": 1}}, "unknown hyper-parameter 'learning_rate'"),
+        ({"hyper": {"warmup_step": 1}}, "did you mean 'warmup_steps'?"),
+        ({"hyper": {"lr": "fast"}}, "hyper-parameter 'lr'"),
+        ({"hyper": {"schedule": "sometimes"}}, "'constant', 'cosine' or 'linear'"),
+    ],
+)
+async def test_a_session_that_makes_no_sense_is_refused_with_one_sentence(one: User, change: dict[str, Any], told: str) -> None:
+    """Nothing is created."""
+    assert told in await refused(one, "session.create", **{**RUN, **change})
+    assert await one.ask("session.list") == {"sessions": []}
+
+
+async def test_a_vocabulary_that_is_too_small_is_refused_with_both_numbers(one: User) -> None:
+    """The node is named."""
+    tight = NETWORK.replace("name: small", "name: tight").replace('"11"', '"3"')
+    await one.ask("network.create", file=tight)
+    told = await refused(one, "session.create", **{**RUN, "network": "tight"})
+    assert "dataset 'text' has a vocabulary of 5, node 'embed' of network 'tight' of 3" in told
+
+
+async def test_a_dataset_that_is_too_short_is_refused(one: User) -> None:
+    """A window is one token longer than the sequence."""
+    long = NETWORK.replace("name: small", "name: long").replace('seq_len: "4"', 'seq_len: "4000"')
+    await one.ask("network.create", file=long)
+    assert "4001" in await refused(one, "session.create", **{**RUN, "network": "long"})
+
+
+async def test_a_session_waits_for_pnodes_and_says_so(one: User) -> None:
+    """Its row and its details."""
+    assert await one.ask("session.create", **RUN) == {"session": "s"}
+    (row,) = (await one.ask("session.list"))["sessions"]
+    assert (row["state"], row["step"], row["steps"], row["loss"]) == ("waiting", 0, 3, None)
+    assert "dcnr-agent" in row["reason"]
+    shown = await one.ask("session.show", session="s")
+    assert (shown["assignment"], shown["checkpoints"], shown["epoch"], shown["hyper"]["lr"]) == ({}, [], 0, 3e-4)
+    assert await one.ask("session.suspend", session="s") == {"session": "s", "state": "suspended"}
+    assert await one.ask("session.delete", session="s") == {"session": "s", "state": "deleted"}
+    assert await one.ask("session.list") == {"sessions": []}
+
+
+async def test_names_are_made_up_and_never_taken_twice(one: User, data_dir: Path) -> None:
+    """Also not from a session whose checkpoints are still there."""
+    unnamed = {key: value for key, value in RUN.items() if key != "session"}
+    (data_dir / "checkpoints" / "small-2" / "0000000000").mkdir(parents=True)
+    (data_dir / "checkpoints" / "small-2" / "0000000000" / "manifest.json").write_text("{}")
+    made = [(await one.ask("session.create", **unnamed))["session"] for _ in range(2)]
+    assert made == ["small-1", "small-3"]
+    assert "earlier session 'small-2'" in await refused(one, "session.create", AlreadyExists, **{**RUN, "session": "small-2"})
+    assert "exists" in await refused(one, "session.create", AlreadyExists, **{**RUN, "session": "small-1"})
+
+
+async def test_a_session_trains_through_the_api(one: User, broker: MemoryBroker) -> None:
+    """Created at rest, started, done; resumed for more; every number is shown."""
+    async with fake_agents(broker, "a", "b"):
+        await one.ask("session.create", **RUN, start=False)
+        assert (await one.ask("session.show", session="s"))["state"] == "created"
+        await one.ask("session.start", session="s")
+        await one.until_state("done")
+        assert [row.step for row in one.steps] == [1, 2, 3]
+        shown = await one.ask("session.show", session="s")
+        assert (shown["state"], shown["step"], shown["loss"]) == ("done", 3, one.steps[-1].loss)
+        assert "was started before" in await refused(one, "session.start", session="s")
+        assert "ask for more steps" in await refused(one, "session.resume", session="s")
+        await one.ask("session.resume", session="s", steps=5)
+        await one.until(lambda: len(one.steps) == 5)
+        await one.until_state("done")
+        assert (await one.ask("session.show", session="s"))["checkpoints"] == [0, 3, 5]
+
+
+async def test_a_deleted_session_leaves_nothing_behind(one: User, broker: MemoryBroker, data_dir: Path) -> None:
+    """Neither checkpoints nor history; the name is free again."""
+    async with fake_agents(broker, "a"):
+        await one.ask("session.create", **RUN)
+        await one.until_state("done")
+        assert (data_dir / "checkpoints" / "s").is_dir()
+        await one.ask("session.delete", session="s")
+        await one.until_state("deleted")
+        await until_gone([data_dir / "checkpoints" / "s", data_dir / "history" / "s.jsonl"])
+        await one.ask("session.create", **RUN)
+        await one.until_state("done")
+
+
+async def until_gone(paths: list[Path]) -> None:
+    """Wait until nothing is there."""
+    async with asyncio.timeout(10):
+        while any(path.exists() for path in paths):
+            await asyncio.sleep(0.01)
+
+
+async def test_pnodes_are_listed_and_shown_with_their_vnodes(one: User, broker: MemoryBroker) -> None:
+    """By their heartbeats, and by the assignment."""
+    async with fake_agents(broker, "a", "b"):
+        await one.ask("session.create", **{**RUN, "steps": 100_000})
+        await one.until(lambda: len(one.steps) > 2)
+        rows = (await one.ask("pnode.list"))["pnodes"]
+        assert [(row["pnode"], row["state"], row["backend"], row["cores"]) for row in rows] == [
+            ("a", "alive", "numpy", 1),
+            ("b", "alive", "numpy", 1),
+        ]
+        nodes = [(await one.ask("pnode.show", pnode=name))["nodes"]["s"] for name in "ab"]
+        assert sorted(nodes[0] + nodes[1]) == ["act", "embed", "loss"]
+        await one.ask("session.suspend", session="s")
+        await one.until_state("suspended")
+
+
+async def test_a_drained_pnode_is_emptied_and_the_session_goes_on(one: User, broker: MemoryBroker) -> None:
+    """On the other one, without being suspended."""
+    async with fake_agents(broker, "a", "b"):
+        await one.ask("session.create", **{**RUN, "steps": 100_000})
+        await one.until(lambda: len(one.steps) > 2)
+        assert (await one.ask("pnode.drain", pnode="b"))["reason"] == "draining"
+        before = len(one.steps)
+        await one.until(lambda: [state.state for state in one.states[-4:]] == ["suspending", "waiting", "deploying", "running"])
+        await one.until(lambda: len(one.steps) > before + 5)
+        assert set((await one.ask("session.show", session="s"))["assignment"].values()) == {"a"}
+        assert [row.step for row in one.steps] == list(range(1, len(one.steps) + 1))
+        await one.ask("session.suspend", session="s")
+        await one.until_state("suspended")

@@ -1,0 +1,249 @@
+"""The whole orchestrator as a machine: requests, the fleet and sessions together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from dcnr.bus.messages import Deploy, Deployed, Heartbeat, Hosted, Refused, SessionMetrics, Undeploy
+from dcnr.errors import AlreadyExists, NotFound, UserError
+from dcnr.ids import Epoch, NetworkId, PNodeId, SessionId
+from dcnr.orchestrator.cluster import OFFER_EVERY, Cluster
+from dcnr.orchestrator.commands import Answer, Command, Drop, Erase, Measured, Publish, SetPeers, Store
+from dcnr.orchestrator.events import (
+    CreateSession,
+    DeleteSession,
+    DrainPNode,
+    DropNetwork,
+    Heard,
+    ManifestWritten,
+    PutNetwork,
+    Reported,
+    StartSession,
+    SuspendSession,
+    Tick,
+)
+from dcnr.orchestrator.session import Settings
+from dcnr.orchestrator.state import CheckpointRecord, NetworkRecord, PNodeRecord, PNodeState, Records, SessionState
+from tests.orchestrator.fakes import NETWORK, SESSION, graph, info, record
+
+SETTINGS = Settings(PNodeId("trainer-1"), "file:///data")
+SMALL = NetworkRecord(NetworkId("small"), NETWORK, "small.yml", 5, 300)
+S = SessionState
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """A new cluster that knows the small network."""
+    cluster = Cluster(Records(networks=(SMALL,)), SETTINGS, 0.0)
+    yield cluster
+    cluster.validate()
+
+
+def beat(name: str, *hosted: Hosted, stopping: bool = False) -> Heard:
+    """A heartbeat."""
+    return Heard(Heartbeat(info(name), hosted, stopping))
+
+
+def error_of(commands: list[Command]) -> UserError | None:
+    """The answer's error; there must be exactly one answer."""
+    (answer,) = [command for command in commands if isinstance(command, Answer)]
+    return answer.error
+
+
+def deploys(commands: list[Command]) -> list[str]:
+    """Who is told to deploy."""
+    return [command.subject for command in commands if isinstance(command, Publish) and isinstance(command.message, Deploy)]
+
+
+def state(cluster: Cluster, name: str = "s") -> SessionState:
+    """Of a session."""
+    return cluster.sessions[SessionId(name)].record.state
+
+
+def test_a_network_is_registered_once_unless_it_is_to_be_replaced(cluster: Cluster) -> None:
+    """A taken name is refused and changes nothing; a replacement is a new revision."""
+    other = replace(SMALL, parameters=1)
+    assert isinstance(error_of(cluster.handle(PutNetwork(1, other, replace=False), 0.0)), AlreadyExists)
+    assert cluster.networks[SMALL.name] == SMALL
+    commands = cluster.handle(PutNetwork(2, other, replace=True), 0.0)
+    assert commands == [Store(replace(other, revision=2)), Answer(2)]
+
+
+def test_a_network_that_a_session_uses_is_not_dropped(cluster: Cluster) -> None:
+    """First the session, then the network."""
+    cluster.handle(CreateSession(1, record(), None), 0.0)
+    assert "used by session s" in str(error_of(cluster.handle(DropNetwork(2, SMALL.name), 0.0)))
+    cluster.handle(DeleteSession(3, SESSION), 0.0)
+    assert cluster.handle(DropNetwork(4, SMALL.name), 0.0) == [Drop("dcnr_networks", "small"), Answer(4)]
+    assert isinstance(error_of(cluster.handle(DropNetwork(5, SMALL.name), 0.0)), NotFound)
+
+
+def test_a_session_is_created_at_rest_or_started_at_once(cluster: Cluster) -> None:
+    """Without a graph nothing is deployed."""
+    cluster.handle(beat("a"), 0.0)
+    assert deploys(cluster.handle(CreateSession(1, record(), None), 0.1)) == []
+    assert state(cluster) is S.CREATED
+    other = replace(record(), session=SessionId("t"))
+    assert deploys(cluster.handle(CreateSession(2, other, graph()), 0.2)) == ["dcnr.pnode.a.cmd"]
+    assert isinstance(error_of(cluster.handle(CreateSession(3, other, graph()), 0.3)), AlreadyExists)
+
+
+def test_a_session_without_pnodes_goes_on_when_one_joins(cluster: Cluster) -> None:
+    """It waits and says for what; the join is the trigger."""
+    cluster.handle(CreateSession(1, record(), graph()), 0.0)
+    assert "start one with `dcnr-agent`" in cluster.sessions[SESSION].record.reason
+    commands = cluster.handle(beat("a"), 1.0)
+    assert deploys(commands) == ["dcnr.pnode.a.cmd"]
+    assert SetPeers((info("a"),)) in commands
+
+
+def test_a_waiting_session_is_offered_the_fleet_every_five_seconds(cluster: Cluster) -> None:
+    """Memory that became free is found without an event that says so."""
+    full = Heard(Heartbeat(replace(info("a"), memory_used=info("a").memory_total), ()))
+    cluster.handle(full, 0.0)
+    cluster.handle(CreateSession(1, record(), graph()), 0.0)
+    assert state(cluster) is S.WAITING
+    for half in range(1, 10):
+        cluster.handle(beat("a"), half / 2)
+    assert cluster.deadline() == OFFER_EVERY
+    assert deploys(cluster.handle(Tick(), OFFER_EVERY)) == ["dcnr.pnode.a.cmd"]
+
+
+def test_a_session_that_ends_makes_room_for_one_that_waits(cluster: Cluster) -> None:
+    """The other is offered the fleet at once."""
+    cluster.handle(CreateSession(1, record(), graph()), 0.0)
+    cluster.handle(CreateSession(2, replace(record(pnodes=1), session=SessionId("t")), None), 0.0)
+    cluster.handle(beat("a"), 0.0)
+    cluster.sessions[SessionId("t")].handle(StartSession(3, SessionId("t"), graph()), 0.1)
+    commands = cluster.handle(SuspendSession(4, SESSION), 0.2)
+    assert deploys(commands) == ["dcnr.pnode.a.cmd"]
+    assert (state(cluster), state(cluster, "t")) == (S.SUSPENDED, S.DEPLOYING)
+
+
+def run(cluster: Cluster, now: float) -> None:
+    """Bring session s from deploying to running."""
+    session = cluster.sessions[SESSION]
+    assert session.run is not None
+    for pnode in session.run.deploys:
+        cluster.handle(Reported(Deployed(pnode, SESSION, Epoch(1), 0, 1)), now)
+    checkpoint = CheckpointRecord(0, "k", {"updates": 0, "loss_scale": 1.0, "good_steps": 0, "dynamic": False})
+    cluster.handle(ManifestWritten(SESSION, Epoch(1), checkpoint), now)
+    assert state(cluster) is S.RUNNING
+
+
+def test_a_pnode_that_dies_during_a_deploy_makes_the_session_be_placed_anew(cluster: Cluster) -> None:
+    """Nothing was trained yet, so nobody has to be asked."""
+    cluster.handle(beat("a"), 0.0)
+    cluster.handle(beat("b"), 0.0)
+    cluster.handle(CreateSession(1, record(), graph()), 0.1)
+    assert deploys(cluster.handle(beat("b", stopping=True), 0.2)) == ["dcnr.pnode.a.cmd"]
+
+
+def test_a_dead_pnode_suspends_its_sessions_and_the_others_let_go(cluster: Cluster) -> None:
+    """By good-bye or by silence; the reason reaches the session."""
+    cluster.handle(beat("a"), 0.0)
+    cluster.handle(beat("b"), 0.0)
+    cluster.handle(CreateSession(1, record(), graph()), 0.1)
+    run(cluster, 0.1)
+    commands = cluster.handle(beat("b", stopping=True), 0.2)
+    assert state(cluster) is S.SUSPENDED
+    assert cluster.sessions[SESSION].record.reason == "PNode b was stopped; the last checkpoint is of step 0"
+    undeploy = Undeploy(SESSION, Epoch(1))
+    assert [c for c in commands if isinstance(c, Publish)] == [Publish("dcnr.pnode.a.cmd", undeploy), Publish("dcnr.pnode.b.cmd", undeploy)]
+    assert SetPeers((info("a"),)) in commands
+
+
+def test_silence_is_found_by_the_deadline(cluster: Cluster) -> None:
+    """The machine asks to be woken exactly when a PNode becomes dead."""
+    cluster.handle(beat("a"), 0.0)
+    cluster.handle(CreateSession(1, record(), graph()), 0.1)
+    run(cluster, 0.1)
+    while (due := cluster.deadline()) is not None and due < 3.0:
+        cluster.handle(Tick(), due)
+    cluster.handle(Tick(), 3.0)
+    assert state(cluster) is S.SUSPENDED
+    assert "silent for 3.0 s" in cluster.sessions[SESSION].record.reason
+
+
+def test_whoever_hosts_what_it_should_not_is_told_to_let_go(cluster: Cluster) -> None:
+    """An unknown session and an old epoch; not the present one."""
+    cluster.handle(beat("a"), 0.0)
+    cluster.handle(CreateSession(1, record(), graph()), 0.1)
+    hosted = [Hosted(SESSION, Epoch(1), 0, 3, 1), Hosted(SESSION, Epoch(0), 0, 3, 1), Hosted(SessionId("gone"), Epoch(4), 0, 3, 1)]
+    commands = cluster.handle(beat("a", *hosted), 0.2)
+    assert commands == [
+        Publish("dcnr.pnode.a.cmd", Undeploy(SESSION, Epoch(0))),
+        Publish("dcnr.pnode.a.cmd", Undeploy(SessionId("gone"), Epoch(4))),
+    ]
+
+
+def test_a_session_under_way_is_not_deleted(cluster: Cluster) -> None:
+    """Suspend first; then everything of it goes, and whoever watches is told."""
+    cluster.handle(beat("a"), 0.0)
+    cluster.handle(CreateSession(1, record(), graph()), 0.1)
+    assert "dcnr session suspend s" in str(error_of(cluster.handle(DeleteSession(2, SESSION), 0.2)))
+    cluster.handle(SuspendSession(3, SESSION), 0.3)
+    gone = Measured(SessionMetrics(SESSION, "deleted", 0, "deleted by request"))
+    assert cluster.handle(DeleteSession(4, SESSION), 0.4) == [
+        Drop("dcnr_sessions", "s"), Drop("dcnr_assignments", "s"), Erase(SESSION), gone, Answer(4),
+    ]  # fmt: skip
+    assert isinstance(error_of(cluster.handle(DeleteSession(5, SESSION), 0.5)), NotFound)
+
+
+def test_requests_about_what_is_not_there_are_refused(cluster: Cluster) -> None:
+    """Each with the name and where to look."""
+    asks = (StartSession(1, SESSION, graph()), SuspendSession(1, SESSION), DrainPNode(1, PNodeId("a")))
+    assert all(isinstance(error_of(cluster.handle(ask, 0.0)), NotFound) for ask in asks)
+
+
+def test_a_request_that_does_not_suit_the_state_is_refused_in_words(cluster: Cluster) -> None:
+    """Nothing changes."""
+    cluster.handle(CreateSession(1, record(), None), 0.0)
+    assert str(error_of(cluster.handle(SuspendSession(2, SESSION), 0.0))) == "session 's' is created, so there is nothing to suspend"
+    cluster.handle(StartSession(3, SESSION, graph()), 0.0)
+    assert str(error_of(cluster.handle(StartSession(4, SESSION, graph()), 0.0))) == "session 's' is waiting already"
+
+
+def test_a_drained_pnode_is_left_alone_and_its_sessions_move(cluster: Cluster) -> None:
+    """Deploying sessions are placed anew at once, without it."""
+    cluster.handle(beat("a"), 0.0)
+    cluster.handle(beat("b"), 0.0)
+    cluster.handle(CreateSession(1, record(), graph()), 0.1)
+    commands = cluster.handle(DrainPNode(2, PNodeId("a")), 0.2)
+    assert error_of(commands) is None
+    assert deploys(commands) == ["dcnr.pnode.b.cmd"]
+    assert set(cluster.sessions[SESSION].homes.values()) == {"b"}
+
+
+def test_a_refused_session_is_not_offered_the_same_fleet_at_once(cluster: Cluster) -> None:
+    """Five seconds later, or when the fleet grows; otherwise it would be refused in a circle."""
+    cluster.handle(beat("a"), 0.0)
+    cluster.handle(CreateSession(1, record(), graph()), 0.1)
+    assert deploys(cluster.handle(Reported(Refused(PNodeId("a"), SESSION, Epoch(1), "full")), 0.2)) == []
+    assert cluster.sessions[SESSION].record.reason == "PNode a refused: full"
+    assert deploys(cluster.handle(beat("b"), 0.3)) == ["dcnr.pnode.a.cmd", "dcnr.pnode.b.cmd"]
+
+
+def test_a_report_about_an_unknown_session_is_counted(cluster: Cluster) -> None:
+    """It changes nothing."""
+    assert cluster.handle(Reported(Deployed(PNodeId("a"), SESSION, Epoch(1), 0, 1)), 0.0) == []
+    assert cluster.stray == 1
+
+
+def test_a_new_leader_suspends_what_was_under_way_and_says_so() -> None:
+    """From the records alone; sessions at rest are not told of again."""
+    checkpoint = CheckpointRecord(2, "k", {"updates": 2, "loss_scale": 1.0, "good_steps": 2, "dynamic": False})
+    running = replace(record(), state=S.RUNNING, epoch=Epoch(1), checkpoints=(checkpoint,))
+    done = replace(record(), session=SessionId("t"), state=S.DONE)
+    records = Records((SMALL,), (running, done), (), (PNodeRecord(info("a"), PNodeState.ALIVE),))
+    cluster = Cluster(records, SETTINGS, 100.0)
+    stored, told = cluster.opening()
+    assert isinstance(stored, Store)
+    assert stored.record == cluster.sessions[SESSION].record
+    assert told == Measured(SessionMetrics(SESSION, "suspended", 2, cluster.sessions[SESSION].record.reason))
+    assert state(cluster, "t") is S.DONE
+    commands = cluster.handle(beat("a", Hosted(SESSION, Epoch(1), 3, 3, 1)), 100.1)
+    assert commands == [SetPeers((info("a"),)), Publish("dcnr.pnode.a.cmd", Undeploy(SESSION, Epoch(1)))]

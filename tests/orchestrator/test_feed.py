@@ -1,0 +1,53 @@
+"""What the trainer sends into a graph."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dcnr.errors import UserError
+from dcnr.ids import Epoch, NetworkId, NodeId, PNodeId
+from dcnr.network.load import load_graph
+from dcnr.orchestrator.feed import Address, Feeds, batch_of, costs_of, feeds_of, micro_hops
+from tests.orchestrator.fakes import NETWORK, SESSION, graph
+
+
+def test_ids_go_to_the_embedder_and_targets_to_the_cost() -> None:
+    """In a prepared graph the cost is the node that absorbed it."""
+    assert feeds_of(graph()) == Feeds(((NodeId("embed"), 0),), ((NodeId("loss"), 1),), 4)
+    assert costs_of(graph()) == ("loss",)
+
+
+def test_a_network_without_an_embedder_cannot_be_trained_on_text() -> None:
+    """The user is told what is missing."""
+    lines = NETWORK.splitlines()
+    text = "\n".join(line for line in lines if "id: embed" not in line and "from: embed" not in line)
+    with pytest.raises(UserError):
+        feeds_of(load_graph(text, "small.yml"))
+
+
+def test_weight_counts_the_targets_of_the_whole_step_that_count() -> None:
+    """Negative targets are none; a batch without any has a finite weight."""
+    tokens = np.array([[1, 2, -1], [3, -1, -1]])
+    batch = batch_of(tokens)
+    assert batch.weight == 1.0
+    assert batch_of(np.ones((2, 3), np.int64)).weight == 1 / 4
+    assert batch_of(np.full((2, 3), -1)).weight == 1.0
+
+
+def test_a_pnode_gets_ids_once_however_many_slots_read_them() -> None:
+    """Slots of one PNode share a hop; another PNode gets its own."""
+    a, b = PNodeId("a"), PNodeId("b")
+    homes = {NodeId("x"): a, NodeId("y"): b, NodeId("z"): a, NodeId("cost"): b}
+    slots = tuple((NodeId(name), 0) for name in ("x", "y", "z"))
+    feeds = Feeds(slots, ((NodeId("cost"), 1),), 2)
+    address = Address(NetworkId("n"), SESSION, Epoch(3), PNodeId("t"), homes)
+    batch = batch_of(np.arange(12).reshape(4, 3))
+    hops = micro_hops(batch, feeds, address, 5, (1, 2))
+    assert [(to, hop.targets, hop.source_slot) for to, hop, _ in hops] == [
+        (a, (("x", 0), ("z", 0)), 0), (b, (("y", 0),), 0), (b, (("cost", 1),), 1),
+    ]  # fmt: skip
+    for _, hop, payload in hops:
+        assert (hop.step, hop.micro, hop.epoch, hop.phase, hop.source, hop.shape) == (5, 1, 3, "fwd", "trainer", (2, 2))
+        assert payload.flags.c_contiguous
+    np.testing.assert_array_equal(hops[2][2], [[7, 8], [10, 11]])

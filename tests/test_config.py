@@ -1,0 +1,38 @@
+"""An option wins over the environment, which wins over the default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dcnr.config import DEFAULT_NATS_URL, from_environment, resolve
+
+
+def test_defaults() -> None:
+    """`~/.dcnr` and the usual port."""
+    config = resolve({"HOME": "/home/u"})
+    assert config.data_dir == Path("/home/u/.dcnr")
+    assert config.nats_url == DEFAULT_NATS_URL
+
+
+def test_the_environment_is_followed_and_options_win() -> None:
+    """Empty variables count as absent."""
+    environ = {"HOME": "/home/u", "DCNR_DATA_DIR": "/data", "NATS_URL": "nats://n:1"}
+    assert resolve(environ).data_dir == Path("/data")
+    assert resolve(environ).nats_url == "nats://n:1"
+    assert resolve(environ, data_dir="/other", nats_url="nats://o:2").data_dir == Path("/other")
+    assert resolve(environ, nats_url="nats://o:2").nats_url == "nats://o:2"
+    assert resolve({"HOME": "/home/u", "DCNR_DATA_DIR": "", "NATS_URL": ""}) == resolve({"HOME": "/home/u"})
+
+
+def test_the_data_directory_is_absolute_and_has_its_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Children with another working directory get the same one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DCNR_DATA_DIR", "here")
+    config = from_environment()
+    assert config.data_dir == tmp_path / "here"
+    assert config.tokenizers == tmp_path / "here" / "tokenizers"
+    assert config.datasets == tmp_path / "here" / "datasets"
+    assert config.checkpoints == tmp_path / "here" / "checkpoints"
+    assert config.nats_store == tmp_path / "here" / "nats"
