@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from dcnr.clock import Clock
 
 EventT = TypeVar("EventT", contravariant=True)
-CommandT = TypeVar("CommandT", covariant=True)
+CommandT = TypeVar("CommandT")
 E = TypeVar("E")
 C = TypeVar("C")
 

@@ -70,7 +70,6 @@ UNMIRRORED = {
     "backends/base.py": "the Protocol; its contract is tested by every backend",
     "bus/base.py": "the Protocol; its contract is tested by bus/memory and bus/nats",
     "bus/messages.py": "declarations; tests/bus/test_codec.py sends every one",
-    "bus/lanes/base.py": "the Protocol; its contract is tested by every lane",
     "storage/base.py": "the Protocol; its contract is tested by every storage",
     "nodes/base.py": "declarations and one product",
     "nodes/spec.py": "declarations",

@@ -2,7 +2,7 @@
 
 Rule 1: everything is queued to one compute thread that works in order, so a step may be folded, decided and applied as soon as its last
 backward is queued, and the next step's forward right behind.
-Rule 2: a report that must arrive is repeated until its effect is seen.
+Rule 2: a report that must arrive is repeated until its effect is seen; the last `StepDone` for as long as no newer one follows.
 Rule 3: a decision counts once, and only for the step that was reported.
 """
 
@@ -41,13 +41,12 @@ from dcnr.bus.messages import (
 from dcnr.bus.subjects import Phase
 from dcnr.errors import InvariantError
 from dcnr.ids import NodeId, PNodeId
-from dcnr.network.graph import Consumer, Port
+from dcnr.network.graph import Consumer, Graph, Port
 
 REPEAT_AFTER = 1.0
 """Seconds until a report that had no effect is sent again."""
 REMEMBERED = 32
 """Finished steps and checkpoints whose report can be sent again."""
-
 
 R = TypeVar("R")
 
@@ -101,6 +100,7 @@ class HostedSession:
         self._saving: set[int] = set()
         self._saved: OrderedDict[int, Saved] = OrderedDict()
         self._attempt = 0
+        """Of the step under way."""
 
     @property
     def bytes(self) -> int:
@@ -151,10 +151,10 @@ class HostedSession:
 
     def hop(self, hop: Hop, payload: HostArray) -> list[Command]:
         """A tensor came over the wire, of this epoch."""
-        if self.state not in RUNNING or self.plan is None:
+        if self.plan is None or self.state not in RUNNING:
             self._telemetry.drop("unknown")
             return []
-        self._telemetry.receive(hop.lane, payload.nbytes)
+        self._telemetry.receive(hop.lane.partition(":")[0], payload.nbytes)
         if hop.source == TRAINER and hop.step in self._finished and hop.micro == 0:
             self._telemetry.drop("stale")
             return [self._report(self._finished[hop.step])]
@@ -166,18 +166,17 @@ class HostedSession:
         for place in dict.fromkeys(found):
             if place is None:
                 self._telemetry.drop("unknown")
-            elif payload.shape != self._shape(hop.phase, place, hop.micro):
+            elif payload.shape != self._shape(self.plan.graph, hop.phase, place, hop.micro):
                 self._telemetry.drop("malformed")
             else:
                 self._offer(hop.phase, place, Turn(hop.step, hop.micro), hop.attempt, payload, hop.weight)
         return []
 
-    def _shape(self, phase: Phase, place: Local, micro: int) -> tuple[int, ...]:
-        if self.plan is None:
-            raise InvariantError("no plan")
+    def _shape(self, graph: Graph, phase: Phase, place: Local, micro: int) -> tuple[int, ...]:
+        """What the tensor for a place must look like."""
         routes = self._segments[place.segment].routes
         port = None if phase == "fwd" else routes.incoming[place.index].use.port
-        shape = routes.inputs[place.index].shape if port is None else self.plan.graph.by_id[port.node].output_shapes[port.slot]
+        shape = routes.inputs[place.index].shape if port is None else graph.by_id[port.node].output_shapes[port.slot]
         first, last = micro_rows(self.deploy.batch, self.deploy.micro_batches, micro)
         return (last - first, *shape)
 
@@ -207,7 +206,8 @@ class HostedSession:
         return commands
 
     def _note_losses(self, turn: Turn, losses: Sequence[tuple[NodeId, float]]) -> list[Command]:
-        self._losses.setdefault(turn.step, {}).update({(cost, turn.micro): loss for cost, loss in losses})
+        for cost, loss in losses:
+            self._losses.setdefault(turn.step, {})[cost, turn.micro] = loss
         if self.deploy.decides:
             return []
         of = (self._me, self.deploy.session, self.deploy.epoch, turn.step, self._attempt)
@@ -292,7 +292,7 @@ class HostedSession:
         self._end_step_if_done()
         return []
 
-    def settled(self, event: Settled) -> list[Command]:
+    def settled(self, event: Settled, now: float) -> list[Command]:
         """A step was decided and applied here: say so."""
         if self.state is State.FAILED:
             return []
@@ -303,7 +303,7 @@ class HostedSession:
             lr=verdict.lr, loss_scale=event.loss_scale, state=asdict(verdict.state),
         )  # fmt: skip
         _remember(self._finished, event.step, done)
-        return [self._report(done)]
+        return [self._repeated(done, now)]
 
     def _step_loss(self, step: int) -> float:
         """Per cost the sum over its micro-batches in order, and those summed in node order: as the trainer adds them."""
@@ -357,7 +357,7 @@ class HostedSession:
             segment.validate()
             if any(vnode.decided != self.step for vnode in segment.vnodes.values()):
                 raise InvariantError(f"{self.deploy.session}: a VNode is not at step {self.step}")
-        if (self._repeat is not None) != (self.state in (State.REPORTED, State.FAILED)):
+        if not self.deploy.decides and (self._repeat is not None) != (self.state in (State.REPORTED, State.FAILED)):
             raise InvariantError(f"{self.deploy.session}: {self.state} and its repeated report do not fit")
 
     def _report(self, report: Report) -> Command:

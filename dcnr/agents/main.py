@@ -9,6 +9,7 @@ import re
 import secrets
 import signal
 import threading
+from typing import get_args
 
 import click
 import psutil
@@ -16,7 +17,7 @@ import psutil
 from dcnr import __version__, log
 from dcnr.agents.shell import Shell
 from dcnr.backends.base import Backend
-from dcnr.backends.load import load_backend
+from dcnr.backends.load import BackendName, load_backend
 from dcnr.bus.messages import PNodeInfo
 from dcnr.bus.nats import connect
 from dcnr.bus.transport import host_id
@@ -25,7 +26,6 @@ from dcnr.config import from_environment
 from dcnr.errors import BackendUnavailable, DcnrError, UserError
 from dcnr.ids import PNodeId, check_id
 
-BACKENDS = ("auto", "numpy", "cpu", "cupy", "mlx")
 SHARE_OF_MACHINE = 0.8
 """Memory that an agent may hold unless `--memory` says otherwise."""
 INTERRUPTED = 130
@@ -79,7 +79,7 @@ def describe_process(name: PNodeId, backend: Backend, memory: int) -> PNodeInfo:
 @click.command("dcnr-agent", epilog="\b\nExample:\n  dcnr-agent --name gpu-1 --memory 8GiB --nats nats://10.0.0.1:4222")
 @click.version_option(__version__, prog_name="dcnr-agent")
 @click.option("--name", help="Name of this PNode (default: the machine's, with a suffix).")
-@click.option("--backend", type=click.Choice(BACKENDS), default="auto", show_default=True, help="What it computes on.")
+@click.option("--backend", type=click.Choice(get_args(BackendName)), default="auto", show_default=True, help="What it computes on.")
 @click.option("--memory", help="What it may hold, like 8GiB (default: 80 % of the machine's).")
 @click.option("--nats", "nats_url", help="The NATS server (default: $NATS_URL or nats://127.0.0.1:4222).")
 def main(name: str | None, backend: str, memory: str | None, nats_url: str | None) -> None:

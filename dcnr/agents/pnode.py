@@ -51,7 +51,7 @@ class PNode:
         self.stopping = False
         self._me = me
         self._memory = memory
-        self._telemetry = telemetry
+        self.telemetry = telemetry
         self._gone: dict[SessionId, Epoch] = {}
         """The newest epoch that was let go of, per session."""
         self._at_work = 0
@@ -142,7 +142,7 @@ class PNode:
             case Applied():
                 return []
             case Settled():
-                return session.settled(event)
+                return session.settled(event, now)
             case SnapshotTaken():
                 return session.snapshot_taken(event)
             case JobFailed(_, _, message, traceback):
@@ -155,12 +155,12 @@ class PNode:
     def _deploy(self, deploy: Deploy) -> list[Command]:
         hosted = self.sessions.get(deploy.session)
         if deploy.epoch <= self._gone.get(deploy.session, -1) or (hosted and deploy.epoch < hosted.deploy.epoch) or self.stopping:
-            self._telemetry.drop("stale")
+            self.telemetry.drop("stale")
             return []
         if hosted and deploy.epoch == hosted.deploy.epoch:
             return hosted.deployed_again()
         commands = self._let_go(hosted) if hosted else []
-        self.sessions[deploy.session] = HostedSession(self._me, deploy, self._telemetry)
+        self.sessions[deploy.session] = HostedSession(self._me, deploy, self.telemetry)
         return [*commands, Prepare(deploy)]
 
     def _prepared(self, event: Prepared) -> list[Command]:
@@ -176,7 +176,7 @@ class PNode:
             )
             return [SendReport(event.deploy.network, Refused(self._me, event.deploy.session, event.deploy.epoch, reason))]
         session.prepared(event.plan)
-        self._telemetry.vnodes.update(event.plan.node_bytes)
+        self.telemetry.vnodes.update(event.plan.node_bytes)
         return [Install(event.deploy, event.plan)]
 
     def _undeploy(self, name: SessionId, epoch: Epoch) -> list[Command]:
@@ -187,7 +187,7 @@ class PNode:
     def _let_go(self, hosted: HostedSession) -> list[Command]:
         del self.sessions[hosted.deploy.session]
         for node in hosted.nodes:
-            self._telemetry.vnodes.pop(node, None)
+            self.telemetry.vnodes.pop(node, None)
         return [Evict(hosted.deploy.session, hosted.deploy.epoch)]
 
     def _session(self, name: SessionId, epoch: Epoch) -> HostedSession | None:
@@ -195,7 +195,7 @@ class PNode:
         if hosted is not None and hosted.deploy.epoch == epoch:
             return hosted
         stale = epoch < hosted.deploy.epoch if hosted else epoch <= self._gone.get(name, -1)
-        self._telemetry.drop("stale" if stale else "unknown")
+        self.telemetry.drop("stale" if stale else "unknown")
         return None
 
     # -- time and work ------------------------------------------------------------------------------------------------

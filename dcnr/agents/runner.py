@@ -94,7 +94,7 @@ class Runner:
 def describe(error: BaseException) -> str:
     """One line for the user: what was being done, and what went wrong."""
     notes = ", ".join(getattr(error, "__notes__", ()))
-    return f"{notes}{': ' if notes else ''}{type(error).__name__}: {error}"
+    return " ".join(f"{notes}{': ' if notes else ''}{type(error).__name__}: {error}".split())
 
 
 def trace_of(error: BaseException) -> str:

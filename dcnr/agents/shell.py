@@ -9,8 +9,9 @@ Rule 4: whatever goes wrong in slow work becomes an event; a lost hop or message
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import assert_never
 
@@ -30,8 +31,8 @@ from dcnr.bus.base import Bus, Subscription
 from dcnr.bus.messages import Decision, Deploy, Failed, Heartbeat, Hop, PNodeInfo, Save, Undeploy
 from dcnr.bus.transport import HopTransport
 from dcnr.clock import Clock
-from dcnr.errors import DcnrError, PeerError
-from dcnr.ids import Epoch, NetworkId, NodeId, SessionId
+from dcnr.errors import DcnrError, InvariantError, PeerError
+from dcnr.ids import Epoch, NetworkId, SessionId
 from dcnr.machine import drive
 from dcnr.optim.hyper import Hyper
 from dcnr.storage.base import open_storage
@@ -41,6 +42,10 @@ log = structlog.get_logger()
 
 PATIENCE = 1.0
 """Seconds that the job at work gets when the process ends."""
+STORY = 100
+"""Events that are kept for the report of a bug."""
+
+SUMMED_UP = ("session", "epoch", "step", "micro", "phase", "segment", "targets")
 
 Connect = Callable[[str], Awaitable[Bus]]
 """Opens a connection of its own for the given purpose."""
@@ -72,34 +77,72 @@ class Shell:
         def on_hop(hop: Hop, payload: np.ndarray) -> None:
             self._inbox.put_nowait(HopArrived(hop, payload))
 
-        control = await connect("control")
-        tensors = await connect("tensors")
-        transport = HopTransport(tensors, self._info.pnode, self._info.host, on_hop)
         runner = Runner(self._backend, emit, self._threads)
         try:
-            service = Service(self._info, self.telemetry, self._inbox, control, transport, runner)
-            await service.listen()
-            ready()
-            await self._serve(service)
+            async with AsyncExitStack() as stack:
+                control = await connect("control")
+                stack.push_async_callback(control.close)
+                tensors = await connect("tensors")
+                stack.push_async_callback(tensors.close)
+                transport = HopTransport(tensors, self._info.pnode, self._info.host, on_hop)
+                stack.push_async_callback(transport.close)
+                service = Service(self._info, self.telemetry, self._inbox, control, transport, runner)
+                await service.listen()
+                ready()
+                await self._serve(service)
         finally:
             ended = await asyncio.to_thread(runner.close, PATIENCE)
-            await transport.close()
-            await tensors.close()
-            await control.close()
-            log.info("stopped", dropped=dict(self.telemetry.dropped), received=dict(self.telemetry.received))
+        log.info("stopped", dropped=dict(self.telemetry.dropped), received=dict(self.telemetry.received))
         return ended
 
     async def _serve(self, service: Service) -> None:
+        remembering = Remembering(self.machine)
         async with asyncio.TaskGroup() as group:
             service.group = group
             work = [
                 group.create_task(service.publish()),
                 group.create_task(service.set_up()),
-                group.create_task(drive(self.machine, self._inbox, service.perform, self._clock, Tick)),
+                group.create_task(remembering.drive(self._inbox, service.perform, self._clock)),
             ]
             await service.said_good_bye.wait()
             for task in (*work, *service.tasks):
                 task.cancel()
+
+
+class Remembering:
+    """The machine, and its last events without their tensors: what a report of a bug needs."""
+
+    def __init__(self, machine: PNode) -> None:
+        self._machine = machine
+        self._story: deque[str] = deque(maxlen=STORY)
+
+    async def drive(self, inbox: asyncio.Queue[Event], perform: Callable[[Command], None], clock: Clock) -> None:
+        """Feed the machine until cancelled. A bug ends the process, with the story in the log."""
+        try:
+            await drive(self, inbox, perform, clock, Tick)
+        except InvariantError:
+            log.exception("a bug of ours; the last events were", story=list(self._story))
+            raise
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Remember, and pass on."""
+        self._story.append(summary(event))
+        return self._machine.handle(event, now)
+
+    def deadline(self) -> float | None:
+        """The machine's."""
+        return self._machine.deadline()
+
+    def validate(self) -> None:
+        """The machine's."""
+        self._machine.validate()
+
+
+def summary(event: Event) -> str:
+    """The name of an event, and what it is about."""
+    about = event.hop if isinstance(event, HopArrived) else event.message if isinstance(event, Told) else event
+    fields = [f"{name}={getattr(about, name)}" for name in SUMMED_UP if hasattr(about, name)]
+    return " ".join([type(event).__name__, type(about).__name__, *fields])
 
 
 class Service:
@@ -126,10 +169,9 @@ class Service:
         self._runner = runner
         self._outbox: asyncio.Queue[tuple[str, bytes] | None] = asyncio.Queue()
         self._setups: asyncio.Queue[Prepare | Install | Evict] = asyncio.Queue()
-        self._heard: dict[tuple[SessionId, Epoch], tuple[NetworkId, tuple[NodeId, ...]]] = {}
-        self._listening: Counter[tuple[NetworkId, NodeId]] = Counter()
-        self._steps: dict[NetworkId, tuple[int, Subscription]] = {}
-        """By network: how many sessions listen for decisions, and the subscription."""
+        self._installed: dict[tuple[SessionId, Epoch], Install] = {}
+        self._steps: dict[NetworkId, Subscription] = {}
+        """Where decisions are heard."""
 
     def perform(self, command: Command) -> None:
         """Do one thing, or start it."""
@@ -221,9 +263,11 @@ class Service:
 
     async def _install(self, command: Install) -> Event:
         deploy, plan = command.deploy, command.plan
-        self._transport.set_peers(deploy.peers)
-        await self._listen(deploy.network, plan.routes.hosted)
-        self._heard[deploy.session, deploy.epoch] = (deploy.network, plan.routes.hosted)
+        self._installed[deploy.session, deploy.epoch] = command
+        self._name_peers()
+        await self._transport.listen(deploy.network, plan.routes.hosted)
+        if deploy.network not in self._steps:
+            self._steps[deploy.network] = await self._control.subscribe(subjects.step(deploy.network), self._hear)
         saved = await self._saved(command) if deploy.checkpoint is not None else None
         await asyncio.wrap_future(self._runner.load(deploy, plan, saved))
         return Installed(deploy.session, deploy.epoch)
@@ -236,28 +280,23 @@ class Service:
         return dict(await read_tensors(storage, manifest, names))
 
     async def _evict(self, command: Evict) -> None:
+        """Sessions of one network share subscriptions: only what no other one needs is closed."""
         self._runner.drop(command.session, command.epoch)
-        heard = self._heard.pop((command.session, command.epoch), None)
-        if heard is not None:
-            await self._unlisten(*heard)
+        gone = self._installed.pop((command.session, command.epoch), None)
+        if gone is None:
+            return
+        self._name_peers()
+        network = gone.deploy.network
+        others = [other.plan.routes.hosted for other in self._installed.values() if other.deploy.network == network]
+        needed = {node for nodes in others for node in nodes}
+        await self._transport.unlisten(network, [node for node in gone.plan.routes.hosted if node not in needed])
+        if not others and network in self._steps:
+            await self._steps.pop(network).stop()
 
-    async def _listen(self, network: NetworkId, nodes: tuple[NodeId, ...]) -> None:
-        """Two sessions of one network share subscriptions: the first opens them, the last closes them."""
-        count, subscription = self._steps.get(network, (0, None))
-        if subscription is None:
-            subscription = await self._control.subscribe(subjects.step(network), self._hear)
-        self._steps[network] = (count + 1, subscription)
-        await self._transport.listen(network, [node for node in nodes if not self._listening[network, node]])
-        self._listening.update((network, node) for node in nodes)
-
-    async def _unlisten(self, network: NetworkId, nodes: tuple[NodeId, ...]) -> None:
-        self._listening.subtract((network, node) for node in nodes)
-        await self._transport.unlisten(network, [node for node in nodes if not self._listening[network, node]])
-        count, subscription = self._steps[network]
-        self._steps[network] = (count - 1, subscription)
-        if count == 1:
-            del self._steps[network]
-            await subscription.stop()
+    def _name_peers(self) -> None:
+        """Peers of all sessions: what a newer deploy says of one goes before what an older one said."""
+        peers = {info.pnode: info for installed in self._installed.values() for info in installed.deploy.peers}
+        self._transport.set_peers(peers.values())
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

@@ -8,13 +8,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from dcnr.bus.credit import ACK_EVERY, Key, Seen, key
 from dcnr.bus.messages import Chunk, Hop
 from dcnr.errors import InvariantError, PeerError
-from dcnr.ids import NetworkId
+from dcnr.ids import NetworkId, NodeId
 
 ABANDONED_AFTER = 60.0
 """Seconds without a byte after which a half-received transfer is let go: its sender is gone."""
@@ -187,11 +187,15 @@ class _Incoming:
 
 
 class Inflow:
-    """What is under way to us. `limit`: bytes of the largest tensor. `seen` is shared with the other lanes."""
+    """What is under way to us. `limit`: bytes of the largest tensor. `seen` is shared with the other lanes.
 
-    def __init__(self, limit: int, seen: Seen) -> None:
+    A sender whose window is at least `ack_every` and a chunk never waits in vain.
+    """
+
+    def __init__(self, limit: int, seen: Seen, ack_every: int = ACK_EVERY) -> None:
         self._limit = limit
         self._seen = seen
+        self._ack_every = ack_every
         self._transfers: dict[Key, _Incoming] = {}
 
     def header(self, hop: Hop, now: float) -> list[Effect]:
@@ -220,9 +224,13 @@ class Inflow:
         transfer.touched = now
         return [*effects, *self._finish(at, transfer)]
 
-    def forget(self, network: NetworkId) -> list[Effect]:
-        """Let go of half-received hops of a network."""
-        return self._discard(at for at, transfer in self._transfers.items() if transfer.hop is not None and transfer.hop.network == network)
+    def forget(self, network: NetworkId, nodes: Container[NodeId]) -> list[Effect]:
+        """Let go of half-received hops to these nodes."""
+
+        def concerns(hop: Hop | None) -> bool:
+            return hop is not None and hop.network == network and hop.targets[0][0] in nodes
+
+        return self._discard(at for at, transfer in self._transfers.items() if concerns(transfer.hop))
 
     def validate(self) -> None:
         """Raise `InvariantError` if the state contradicts itself."""
@@ -248,7 +256,7 @@ class Inflow:
             del self._transfers[at]
             self._seen.add(at)
             return [Complete(transfer.hop), Grant(at, transfer.nbytes)]
-        if transfer.received - transfer.granted >= ACK_EVERY:
+        if transfer.received - transfer.granted >= self._ack_every:
             return [self._grant(at, transfer)]
         return []
 

@@ -33,8 +33,9 @@ Slot = tuple[NodeId, int]
 class Hop:
     """Header of one tensor. fwd: an activation for the input slots `targets`. bwd: a gradient for the output slots `targets`.
 
-    A gradient is of one use: `source`, `source_slot` is the input slot that read the activation, and the receiver adds the gradients of all uses
-    in node order. `transfer` numbers this sender's transfers; `lane` says where the payload is.
+    A gradient is of one use: `source`, `source_slot` is the input slot that read the activation, and the receiver adds the gradients of
+    all uses in node order. Only where all uses of an output are in one segment, their sum comes, named after the first of them.
+    `transfer` numbers this sender's transfers; `lane` says where the payload is.
     """
 
     network: NetworkId
@@ -122,7 +123,8 @@ class Heartbeat:
 class Deploy:
     """Host your part of this session. Idempotent per (session, epoch); answered by `Deployed` or `Refused`.
 
-    Everyone runs the same pure passes over the same file, so no fused graph travels. `network_file` is the YAML text; `fuse` whether optional passes run.
+    Everyone runs the same pure passes over the same file, so no fused graph travels. `network_file` is the YAML text; `fuse` whether
+    optional passes run.
     `checkpoint`: storage key of the manifest to load from; None starts from the seed. `step`: optimizer steps already done.
     `hyper`: fields of `optim.hyper.Hyper`. `state`: fields of `optim.decide.ScalerState`.
     """

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import socket
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
@@ -241,7 +242,8 @@ class NatsBus:
         self._tune()
 
     def _unavailable(self, what: str) -> BusUnavailable:
-        return BusUnavailable(f"{what} at {self._url}", "start a cluster: dcnr up; or set NATS_URL")
+        shown = re.sub(r"//[^/@]*@", "//***@", self._url)
+        return BusUnavailable(f"{what} at {shown}", "start a cluster: dcnr up; or set NATS_URL")
 
     async def _watch(self) -> None:
         """Look after a client that nats-py would leave hanging."""
@@ -261,7 +263,7 @@ class NatsBus:
         self._client = Client()
         try:
             await self._connect()
-            for subscription in self._subscriptions:
+            for subscription in tuple(self._subscriptions):
                 await subscription.attach(self._client)
         except (BusUnavailable, nats.errors.Error) as error:
             _log.warning("NATS client not rebuilt yet", bus=self._name, error=str(error))
@@ -289,6 +291,8 @@ class NatsBus:
     # -- what nats-py tells; none of these may raise ---------------------------------------------------------------------
 
     async def _on_error(self, error: Exception) -> None:
+        if not isinstance(error, nats.errors.Error | OSError):  # one of our own callbacks has a bug
+            asyncio.get_running_loop().call_exception_handler({"message": f"a callback of bus {self._name} failed", "exception": error})
         said = str(error) or type(error).__name__
         if said != self._last_error:
             _log.debug("NATS error", bus=self._name, error=said)
@@ -319,14 +323,25 @@ def _servers(url: str) -> list[str]:
     return [part.strip() for part in url.split(",") if part.strip()]
 
 
+def _address(server: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(server if "://" in server else f"nats://{server}")
+        host, port = parts.hostname, parts.port or 4222
+    except ValueError:
+        host, port = None, 0
+    if not host:
+        raise UserError(f"'{server}' is not the address of a NATS server", "write it like nats://127.0.0.1:4222")
+    return host, port
+
+
 async def _anyone_listens(servers: list[str]) -> bool:
     """Whether any address takes a connection. nats-py itself would go on trying for ever."""
 
     async def listens(server: str) -> bool:
-        address = urlsplit(server if "://" in server else f"nats://{server}")
+        host, port = _address(server)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT / 2):
-                _, writer = await asyncio.open_connection(address.hostname, address.port or 4222)
+                _, writer = await asyncio.open_connection(host, port)
         except (OSError, TimeoutError):
             return False
         writer.close()

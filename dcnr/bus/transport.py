@@ -57,6 +57,7 @@ class HopTransport:
         self._chunks = ChunksLane(self._port, pool)
         self._lanes: tuple[Lane, ...] = (self._shm, InlineLane(self._port), self._chunks)
         self._by_name = {lane.name: lane for lane in self._lanes}
+        self._hosts: dict[PNodeId, str] = {}
         self._turns: dict[PNodeId, asyncio.Lock] = {}
         self._subscriptions: dict[tuple[NetworkId, NodeId], list[Subscription]] = {}
         self._credits: Subscription | None = None
@@ -74,16 +75,17 @@ class HopTransport:
 
     async def unlisten(self, network: NetworkId, nodes: Iterable[NodeId]) -> None:
         """Hear them no more, and let go of what was half received."""
-        for node in nodes:
+        gone = set(nodes)
+        for node in gone:
             for subscription in self._subscriptions.pop((network, node), ()):
                 await subscription.stop()
-        self._chunks.forget(network)
+        self._chunks.forget(network, gone)
 
     def set_peers(self, infos: Iterable[PNodeInfo]) -> None:
-        """Who else takes part. A peer that is not named here is reached by messages and chunks."""
-        hosts = {info.pnode: info.host for info in infos if info.pnode != self._me}
-        self._shm.set_hosts(hosts)
-        self._chunks.set_peers(len(hosts))
+        """Who else takes part, added to those known. A peer that was never named is reached by messages and chunks."""
+        self._hosts |= {info.pnode: info.host for info in infos if info.pnode != self._me}
+        self._shm.set_hosts(self._hosts)
+        self._chunks.set_peers(len(self._hosts))
 
     async def send(self, to: PNodeId, hop: Hop, payload: Array) -> None:
         """Send one tensor to the host of `hop.targets`; sender, transfer, lane, dtype, shape and nbytes of `hop` are filled in here.
@@ -91,6 +93,7 @@ class HopTransport:
         Returns when the peer has it (inline: when it was published); until then `payload` must not change. Raises `WorldError` if the
         peer does not take it.
         """
+        self._port.check_open()
         await self._start()
         data = bytes_of(payload)
         hop = replace(

@@ -155,6 +155,10 @@ class Children:
         """Those that run, in the order in which they were started."""
         return tuple(self._running)
 
+    def pid(self, name: str) -> int:
+        """Process id of one that runs."""
+        return self._running[name].process.pid
+
     def _forget(self, child: Child) -> None:
         self._guard.reaped(child.process.pid)
         self._running.pop(child.name, None)

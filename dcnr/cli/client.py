@@ -13,9 +13,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
-
-import click
+from typing import Any, NoReturn, TypeVar
 
 from dcnr.bus.api import call
 from dcnr.bus.base import Bus
@@ -30,11 +28,11 @@ INTERRUPTED = 130
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine. Ctrl-C cancels it and ends the program with code 130."""
+    """Run a command's coroutine. Ctrl-C cancels it and ends the program with code 130, without a second lost on taking Python down."""
     try:
         return asyncio.run(_interruptible(work))
     except asyncio.CancelledError:
-        raise click.exceptions.Exit(INTERRUPTED) from None
+        _leave()
 
 
 async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
@@ -57,7 +55,7 @@ async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
     return await work
 
 
-def _leave() -> None:
+def _leave() -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(INTERRUPTED)

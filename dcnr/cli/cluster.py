@@ -1,7 +1,7 @@
 """A whole cluster on this machine: server, orchestrator and agents as children of this process.
 
 Rule 1: with `NATS_URL` set no server is started; orchestrator and agents join that one.
-Rule 2: it is ready when the orchestrator lists every one of its agents as alive.
+Rule 2: it is ready when every agent was heard, and the orchestrator lists it as alive.
 Rule 3: server or orchestrator gone is the end; a dead agent is a line, and the end only if it was the last.
 Rule 4: a stop takes at most `AGENT_PATIENCE + SERVER_PATIENCE` seconds.
 """
@@ -16,10 +16,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
 
+import click
 import psutil
 
+from dcnr.bus import subjects
 from dcnr.bus.api import call
 from dcnr.bus.base import Bus
+from dcnr.bus.codec import decode
+from dcnr.bus.messages import Heartbeat
 from dcnr.bus.server import NatsServer
 from dcnr.cli.children import Children, DirectoryLock, Guard
 from dcnr.cli.client import connection
@@ -32,10 +36,13 @@ Note = Callable[[str], None]
 BACKENDS = ("auto", "numpy", "cpu", "cupy", "mlx")
 SHARE_OF_MACHINE = 0.8
 """Memory that all agents together may hold."""
-START_PATIENCE = 60.0
-"""Seconds until every agent must be alive; a first start compiles kernels."""
-AGENT_PATIENCE = 1.0
-SERVER_PATIENCE = 0.4
+START_PATIENCE = 300.0
+"""Seconds until every agent must be alive; on a slow and busy machine the first start compiles kernels for minutes."""
+NOTICE_AFTER = 15.0
+"""Seconds of waiting after which a person is told what takes so long."""
+NOTICE = "the first start on a machine compiles kernels: this takes about half a minute"
+AGENT_PATIENCE = 0.6
+SERVER_PATIENCE = 0.3
 ASK_EVERY = 0.1
 """Seconds between two looks at whether the agents are there, or the server still is."""
 
@@ -110,13 +117,17 @@ class LocalCluster:
             await self._children.start(name, _program("dcnr.agents.main", *options), env)
 
     async def _wait_until_ready(self) -> None:
+        notice = asyncio.get_running_loop().call_later(NOTICE_AFTER, click.echo, NOTICE, None, True, True)
         try:
             async with asyncio.timeout(START_PATIENCE), connection(self.url) as bus:
+                await _hear(bus, {self._children.pid(name) for name in self.agents})
                 while not set(self.agents) <= await _alive(bus):
                     await asyncio.sleep(ASK_EVERY)
         except TimeoutError:
             where = self._data_dir / "logs"
             raise WorldError(f"the cluster was not ready after {START_PATIENCE:.0f} s", f"look into {where}") from None
+        finally:
+            notice.cancel()
 
     async def _stop(self) -> None:
         """Agents and orchestrator first: they say good-bye to the server."""
@@ -138,6 +149,17 @@ async def _stop_server(server: NatsServer) -> None:
 
 def _program(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", module, *arguments]
+
+
+async def _hear(bus: Bus, pids: set[int]) -> None:
+    """Wait for a heartbeat of each process: the orchestrator may still remember agents of these names from before."""
+    beats: asyncio.Queue[bytes] = asyncio.Queue()
+    listening = await bus.subscribe(subjects.HEARTBEATS, beats.put_nowait)
+    while pids:
+        message = decode(await beats.get())
+        if isinstance(message, Heartbeat):
+            pids = pids - {message.info.pid}
+    await listening.stop()
 
 
 async def _alive(bus: Bus) -> set[str]:

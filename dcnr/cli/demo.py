@@ -20,10 +20,10 @@ from dcnr.text.preprocess import standard_library_files
 
 TEXT_BYTES = 3 << 20
 AGENTS = 3
-STEPS = 300
+STEPS = 600
 BATCH = 16
 SETTINGS = ("lr=3e-3", "schedule=cosine", "warmup_steps=20", "clip_norm=1.0")
-PROMPT = "def "
+PROMPT = "def"
 SAMPLE_TOKENS = 120
 TEMPERATURE = 0.7
 

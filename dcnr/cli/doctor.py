@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -69,13 +69,15 @@ class Check:
 @json_option
 def doctor(data_dir: Path, as_json: bool) -> None:
     """Say what works here: versions, NATS, JetStream, backends, storage. Exit code 1 if something needed does not."""
-    findings = [check.finding() for check in checks(data_dir)]
-    for finding in findings:
+    problems = 0
+    for check in checks(data_dir):
+        finding = check.finding()
+        problems += finding.status == "problem"
         if as_json:
-            show_json({"check": finding.check, "status": finding.status, "found": finding.found, "remedy": finding.remedy})
+            show_json(asdict(finding))
         else:
             click.echo(_line(finding))
-    if any(finding.status == "problem" for finding in findings):
+    if problems:
         raise click.exceptions.Exit(1)
 
 

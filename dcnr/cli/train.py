@@ -33,7 +33,7 @@ from dcnr.network.problems import nearest
 from dcnr.optim.hyper import Hyper
 from dcnr.text.preprocess import find_files
 
-SUSPEND_PATIENCE = 1.2
+SUSPEND_PATIENCE = 1.6
 """Seconds that a checkpoint may take after Ctrl-C."""
 
 

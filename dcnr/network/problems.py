@@ -10,7 +10,10 @@ from dcnr.errors import NetworkFileError, Problem
 from dcnr.network.spec import Place
 
 MAX_NAMES = 24
-"""A longer list would not help."""
+"""Known names in a remedy; a longer list would not help."""
+
+MAX_LENGTH = 500
+MAX_PROBLEMS = 200
 
 
 @dataclass(slots=True)
@@ -20,8 +23,13 @@ class Problems:
     found: list[Problem] = field(default_factory=list)
 
     def say(self, place: Place, node: str | None, message: str, remedy: str) -> None:
-        """Add one problem."""
+        """Add one problem. Raises `NetworkFileError` when there are so many that nobody would read on."""
+        if len(message) > MAX_LENGTH:
+            message = f"{message[:MAX_LENGTH]}…"
         self.found.append(Problem(place.file, place.line, place.column, node, message, remedy))
+        if len(self.found) == MAX_PROBLEMS:
+            self.found.append(Problem(place.file, 0, 0, None, f"there are more than {MAX_PROBLEMS} problems", "Mend these first."))
+            self.raise_if_any()
 
     def raise_if_any(self) -> None:
         """Raise `NetworkFileError` with all of them in the order of the file, if there are any."""

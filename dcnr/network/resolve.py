@@ -6,6 +6,7 @@ Rules that concern several nodes at once (ties, vocabulary, sinks) are in `agree
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -102,6 +103,9 @@ class _Resolver:
             for found in error.errors(include_url=False):
                 self._say_config(node, node_type, found)
             return None
+        if node_type.outputs(config) > MAX_SLOTS:
+            self.problems.say(node.place, node.id, f"it has more than {MAX_SLOTS} outputs", "Use fewer.")
+            return None
         for key in PRECISION_KEYS:
             self._check_precision(getattr(config, key), _at(node, key), node.id, key)
         if config.optimizer is not None and config.optimizer.lower() not in get_args(OptimizerName):
@@ -125,8 +129,10 @@ class _Resolver:
         self.problems.say(place, node.id, message, remedy)
 
     def _check_precision(self, text: str | None, place: Place, node: str | None, key: str) -> None:
+        if text is None:
+            return
         try:
-            store_precision(text or "float32")
+            store_precision(text)
         except ValueError:
             self.problems.say(place, node, f"unknown {key} '{text}'", "Use float32, float16 or bfloat16.")
 
@@ -143,8 +149,11 @@ class _Resolver:
                 self.problems.say(edge.place, edge.target, message, "Remove one of the two edges, or use another to_slot.")
             elif all(ends):
                 self._join(edge)
+        named: dict[str, set[int]] = defaultdict(set)
+        for target, slot in served:
+            named[target].add(slot)
         for draft in self.drafts.values():
-            self._fill(draft, {slot for target, slot in served if target == draft.id})
+            self._fill(draft, named[draft.id])
 
     def _end(self, edge: EdgeSpec, name: str, key: str) -> bool:
         if name not in self.known:
@@ -179,12 +188,13 @@ class _Resolver:
                 message = f"it needs at least two inputs and has {count}"
                 self.problems.say(draft.spec.place, draft.id, message, "Add edges to its slots 0, 1, ….")
                 draft.sound = False
-        for slot in range(count):
-            if slot not in served and feed_of(draft.type, slot) is None:
-                message = f"nothing is connected to input slot {slot}"
-                self.problems.say(draft.spec.place, draft.id, message, f"Add an edge {{from: …, to: {draft.id}, to_slot: {slot}}}.")
+        missing = [slot for slot in range(count) if slot not in served and feed_of(draft.type, slot) is None]
+        if missing:
+            message = f"nothing is connected to input slot {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else "")
+            remedy = f"Add an edge {{from: …, to: {draft.id}, to_slot: {missing[0]}}}."
+            self.problems.say(draft.spec.place, draft.id, message, remedy)
         draft.inputs = tuple(draft.joined.get(slot) for slot in range(count))
-        draft.sound &= all(slot in draft.joined or (slot not in served and feed_of(draft.type, slot)) for slot in range(count))
+        draft.sound &= not missing and served <= draft.joined.keys()
 
     # -- order and shapes -------------------------------------------------------------------------------------------------
 
@@ -268,14 +278,14 @@ def _find_cycle(sources: Mapping[NodeId, set[NodeId]], stuck: Sequence[NodeId]) 
 
     Every stuck node has a stuck source, so walking from source to source must come back.
     """
-    among = set(stuck)
-    path: list[NodeId] = []
+    position = {name: index for index, name in enumerate(stuck)}
+    visited: dict[NodeId, int] = {}
     here = stuck[0]
-    while here not in path:
-        path.append(here)
-        here = min((source for source in sources[here] if source in among), key=stuck.index)
-    cycle = path[path.index(here) :][::-1]
-    start = min(range(len(cycle)), key=lambda index: stuck.index(cycle[index]))
+    while here not in visited:
+        visited[here] = len(visited)
+        here = min(sources[here] & position.keys(), key=position.__getitem__)
+    cycle = list(visited)[visited[here] :][::-1]
+    start = cycle.index(min(cycle, key=position.__getitem__))
     return cycle[start:] + cycle[:start]
 
 

@@ -33,10 +33,10 @@ from dcnr.orchestrator.requests import (
     ResumeSession,
 )
 from dcnr.orchestrator.session import Session
-from dcnr.orchestrator.state import CheckpointRecord, NetworkRecord, SessionRecord, SessionState
-from dcnr.orchestrator.trainer import scaler_fields
+from dcnr.orchestrator.state import NetworkRecord, SessionRecord, SessionState
+from dcnr.orchestrator.store import newest_checkpoint
 from dcnr.storage.base import Storage
-from dcnr.storage.checkpoint import checkpoint_prefix, read_manifest
+from dcnr.storage.checkpoint import checkpoint_prefix
 
 Answer = dict[str, Any]
 Put = Callable[[Callable[[int], events.Ask]], Awaitable[None]]
@@ -161,16 +161,9 @@ class Api:
     async def _go_on(self, session: Session, steps: int | None) -> Answer:
         record = session.record
         graph: Graph = await asyncio.to_thread(prepared, record.network_file, record.file_name, record.fuse)
-        checkpoint = await self._newest(record.session)
+        checkpoint = await newest_checkpoint(self._storage, record.session)
         await self._ask(lambda number: events.StartSession(number, record.session, graph, checkpoint, steps))
         return views.session_state(session)
-
-    async def _newest(self, session: SessionId) -> CheckpointRecord | None:
-        try:
-            manifest = await read_manifest(self._storage, session)
-        except NotFound:
-            return None
-        return CheckpointRecord(manifest.step, manifest.key, scaler_fields(manifest.state))
 
     async def _suspend_session(self, request: NamedSession) -> Answer:
         session = self._session(request.session)

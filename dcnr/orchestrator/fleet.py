@@ -158,12 +158,12 @@ class Fleet:
     def _judge(self, pnode: PNodeId, now: float) -> list[FleetChange]:
         member = self.members[pnode]
         silent = now - member.heard
-        if silent < _patience(member.record.state):
+        if now < member.heard + _patience(member.record.state):
             return []
         if not member.present:
             del self.members[pnode]
             return [Forgotten(pnode)]
-        if silent >= DEAD_AFTER:
+        if now >= member.heard + DEAD_AFTER:
             return self._gone(member, PNodeState.DEAD, f"PNode {pnode} has been silent for {silent:.1f} s")
         return self._move(member, PNodeState.SUSPECT, f"silent for {silent:.1f} s")
 

@@ -23,6 +23,7 @@ KEY = "leader"
 RENEW_EVERY = 1.0
 GIVE_UP_AFTER = 4.0
 EXPIRES_AFTER = 5.0
+RELEASE_WITHIN = 1.0
 
 
 class LeaseLost(DcnrError):
@@ -65,8 +66,9 @@ class Lease:
     async def release(self) -> None:
         """Leave a free lease behind, if it is still ours."""
         try:
-            await self._kv.update(KEY, self._value(free=True), self._revision)
-        except (KeyConflict, WorldError):
+            async with asyncio.timeout(RELEASE_WITHIN):
+                await self._kv.update(KEY, self._value(free=True), self._revision)
+        except (KeyConflict, WorldError, TimeoutError):
             return  # it is somebody else's, or will expire
 
     async def _try(self) -> bool:

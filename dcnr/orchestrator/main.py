@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import signal
+import threading
 from pathlib import Path
 
 import click
@@ -18,8 +20,10 @@ from dcnr.errors import DcnrError, UserError
 from dcnr.ids import PNodeId, check_id
 from dcnr.orchestrator.shell import Shell
 
-STOPPED = 130
-"""Exit code after Ctrl-C, as shells count it."""
+INTERRUPTED = 130
+"""Exit code of a process that had to be ended at once, as shells count it."""
+LAST_RESORT = 2.5
+"""Seconds from the request to stop to the end, whatever happens."""
 
 
 @click.command(epilog="\b\nExample:\n  dcnr orchestrator --data-dir ./data --nats nats://127.0.0.1:4222")
@@ -40,20 +44,27 @@ def orchestrator(data_dir: Path | None, nats_url: str | None, name: str) -> None
 
 
 async def _until_stopped(me: PNodeId, config: Config) -> None:
-    """Run until Ctrl-C or SIGTERM; a second one ends the process at once."""
+    """Run until SIGINT or SIGTERM; a second one, or an end that takes too long, ends the process at once."""
     work = asyncio.ensure_future(_serve(me, config))
     loop = asyncio.get_running_loop()
+    asked: list[threading.Timer] = []
 
-    def stop(number: int) -> None:
-        loop.remove_signal_handler(number)
+    def stop() -> None:
+        if asked:
+            os._exit(INTERRUPTED)
+        last_resort = threading.Timer(LAST_RESORT, os._exit, [INTERRUPTED])
+        last_resort.daemon = True
+        last_resort.start()
+        asked.append(last_resort)
         work.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number)
+        loop.add_signal_handler(number, stop)
     try:
         await work
     except asyncio.CancelledError:
-        return
+        if not asked:
+            raise
 
 
 async def _serve(me: PNodeId, config: Config) -> None:

@@ -109,6 +109,8 @@ class Run:
     saving: int | None = None
     pending: dict[int, Pending] = field(default_factory=dict)
     unwritten: set[int] = field(default_factory=set)
+    trouble: str = ""
+    """What holds up a checkpoint, in words."""
 
 
 class Session:
@@ -133,6 +135,11 @@ class Session:
         return self.run.trainer.loss if self.run and self.run.trainer.loss is not None else self.record.loss
 
     @property
+    def reason(self) -> str:
+        """Why it is where it is, or what holds it up."""
+        return self.run.trouble if self.run and self.run.trouble else self.record.reason
+
+    @property
     def homes(self) -> dict[NodeId, PNodeId]:
         """Where its VNodes live; empty while no PNode holds it."""
         return self.run.trainer.plan.address.homes if self.run else {}
@@ -143,7 +150,7 @@ class Session:
 
     def created(self) -> list[Command]:
         """Write down that the session exists."""
-        return [Store(self.record), Measured(SessionMetrics(self.record.session, self.record.state, 0, ""))]
+        return [Store(self.record), self._told()]
 
     def objection(self, event: StartSession | SuspendSession) -> str | None:
         """Why the session cannot do what is asked now, if it cannot."""
@@ -174,6 +181,8 @@ class Session:
                 return self._drain(pnode, now) if self.uses(pnode, self.record.epoch) else []
             case Tick():
                 return self._repeat(now)
+            case ManifestWritten(epoch=epoch, checkpoint=checkpoint) if self.run is None and epoch == self.record.epoch:
+                return self._written_late(checkpoint)
             case _:
                 return self._during_run(event, now)
 
@@ -282,7 +291,7 @@ class Session:
         undeploy = Undeploy(self.record.session, self.record.epoch)
         commands: list[Command] = [Publish(subjects.command(pnode), undeploy) for pnode in self.run.deploys]
         step = self.record.newest.step if self.record.newest else 0
-        self.record = replace(self.record, step=step, loss=self.loss)
+        self.record = replace(self.record, step=step, loss=self.loss if step == self.step else self.record.loss)
         self.run = None
         return [*commands, *self._move(state, reason)]
 
@@ -318,13 +327,17 @@ class Session:
                 self.run.trainer.stop()
                 return [*self._move(_S.SUSPENDING, reason), *self._save_if_idle(now)]
             case _:
-                return []
+                self.record = replace(self.record, reason=reason)
+                return [Store(self.record), self._told()]
 
     def _move(self, state: SessionState, reason: str) -> list[Command]:
         if state not in TRANSITIONS[self.record.state]:
             raise InvariantError(f"session {self.record.session} cannot go from {self.record.state} to {state}")
         self.record = replace(self.record, state=state, reason=reason)
-        return [Store(self.record), Measured(SessionMetrics(self.record.session, state, self.step, reason))]
+        return [Store(self.record), self._told()]
+
+    def _told(self) -> Command:
+        return Measured(SessionMetrics(self.record.session, self.record.state, self.step, self.reason))
 
     # -- while deployed ----------------------------------------------------------------------------------------------------
 
@@ -423,19 +436,23 @@ class Session:
 
     def _written(self, run: Run, checkpoint: CheckpointRecord, now: float) -> list[Command]:
         run.pending.pop(checkpoint.step, None)
-        known = tuple(sorted((*self.record.checkpoints, checkpoint), key=lambda c: c.step))
-        self.record = replace(self.record, checkpoints=known[:1] + known[1:][-KEPT_CHECKPOINTS + 1 :], step=checkpoint.step, loss=self.loss)
+        run.trouble = ""
+        self.record = replace(_with(self.record, checkpoint), loss=self.loss)
         if run.saving != checkpoint.step:
             return [Store(self.record)]
         run.saving = None
         return self._begin(run, now) if self.record.state is _S.DEPLOYING else self._settled()
 
+    def _written_late(self, checkpoint: CheckpointRecord) -> list[Command]:
+        """It became complete just after the deployment had ended: a resume will start from it."""
+        self.record = _with(self.record, checkpoint)
+        return [Store(self.record)]
+
     def _unwritten(self, run: Run, step: int, message: str, now: float) -> list[Command]:
         run.unwritten.add(step)
         run.repeat_at = now + REPEAT_AFTER
-        reason = f"the manifest of checkpoint {step} could not be written, trying again: {message}"
-        self.record = replace(self.record, reason=reason)
-        return [Store(self.record), Measured(SessionMetrics(self.record.session, self.record.state, self.step, reason))]
+        run.trouble = f"the manifest of checkpoint {step} could not be written, trying again: {message}"
+        return [self._told()]
 
     def _settled(self) -> list[Command]:
         """The last step that was to be done is done and saved."""
@@ -460,3 +477,10 @@ class Session:
 def _named(homes: Mapping[NodeId, PNodeId]) -> dict[str, PNodeId]:
     """An assignment as it travels."""
     return {str(node): pnode for node, pnode in homes.items()}
+
+
+def _with(record: SessionRecord, checkpoint: CheckpointRecord) -> SessionRecord:
+    """The record with one more checkpoint, standing at the newest."""
+    others = [known for known in record.checkpoints if known.step != checkpoint.step]
+    first, *later = sorted((*others, checkpoint), key=lambda known: known.step)
+    return replace(record, checkpoints=(first, *later[-KEPT_CHECKPOINTS + 1 :]), step=later[-1].step if later else first.step)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -51,10 +52,11 @@ from dcnr.orchestrator.events import Ask, BatchFailed, BatchRead, Event, Heard, 
 from dcnr.orchestrator.leader import BUCKET, Lease, LeaseLost
 from dcnr.orchestrator.session import Settings
 from dcnr.orchestrator.state import CheckpointRecord, Record, key_of
-from dcnr.orchestrator.store import BUCKETS, Store
+from dcnr.orchestrator.store import BUCKETS, Store, caught_up
 from dcnr.orchestrator.trainer import scaler_of
-from dcnr.storage.base import Storage, open_storage
+from dcnr.storage.base import Storage
 from dcnr.storage.checkpoint import Manifest, delete_checkpoints, write_manifest
+from dcnr.storage.file import FileStorage
 
 log = structlog.get_logger()
 
@@ -92,8 +94,9 @@ class Shell:
         async with asyncio.TaskGroup() as group:
             group.create_task(lease.keep())
             store = await Store.open(self._bus)
-            storage = open_storage(f"file://{self._data_dir}")
-            cluster = Cluster(await store.read(), Settings(self._me, storage.url), self._clock.now())
+            storage = FileStorage(self._data_dir)
+            records = await caught_up(await store.read(), storage)
+            cluster = Cluster(records, Settings(self._me, storage.url), self._clock.now())
             log.info("leads", sessions=len(cluster.sessions), networks=len(cluster.networks))
             term = Term(self._bus, self._transport, cluster, store, storage, self._data_dir, group)
             await term.run(self._clock)
@@ -117,7 +120,6 @@ class Term:
         """Messages that broke the protocol."""
         self._bus = bus
         self._transport = transport
-        self._store = store
         self._storage = storage
         self._data_dir = data_dir
         self._group = group
@@ -135,21 +137,31 @@ class Term:
     async def run(self, clock: Clock) -> None:
         """Lead until cancelled."""
         api = Api(self.cluster, self.ask, self._storage, self._data_dir, self._history)
-        served = [await self._bus.subscribe(subjects.HEARTBEATS, self._on_heartbeat)]
-        served.append(await self._bus.subscribe(subjects.REPORTS, self._on_report))
         for work in (self._publish_all(), self._keep_rows(), self._records.run()):
             self._group.create_task(work)
         for command in self.cluster.opening():
             self.perform(command)
+        async with AsyncExitStack() as leaving:
+            for subject, hear in ((subjects.HEARTBEATS, self._on_heartbeat), (subjects.REPORTS, self._on_report)):
+                leaving.push_async_callback((await self._bus.subscribe(subject, hear)).stop)
+            for verb in api.verbs:
+                leaving.push_async_callback((await self._bus.serve(subjects.api(verb.name), answering(verb))).stop)
+            leaving.callback(self._give_up)
+            await self._drive(clock)
+
+    def _give_up(self) -> None:
+        """Nobody waits for an answer that will not come."""
+        for waiting in self._answers.values():
+            if not waiting.done():
+                waiting.set_exception(WorldError("this orchestrator stopped before it could answer", "ask again"))
+        self._records.give_up()
+
+    async def _drive(self, clock: Clock) -> None:
         try:
-            served += [await self._bus.serve(subjects.api(verb.name), answering(verb)) for verb in api.verbs]
             await drive(self.cluster, self._inbox, self.perform, clock, Tick, self._story)
-        except InvariantError:
+        except Exception:  # the shell's border: whatever it is, it is our fault
             log.exception("a bug of ours; the last events were", story=[repr(event) for event in self._story])
             raise
-        finally:
-            for subscription in served:
-                await subscription.stop()
 
     async def ask(self, make: Callable[[int], Ask]) -> None:
         """Put a request to the machine; returns when what it changed is written. Raises the `UserError` that refuses it."""
@@ -286,6 +298,7 @@ class Term:
             self._inbox.put_nowait(ManifestWritten(record.session, record.epoch, CheckpointRecord(ask.step, manifest.key, ask.scaler)))
 
     async def _erase(self, session: SessionId) -> None:
+        self._datasets.pop(session, None)
         try:
             await delete_checkpoints(self._storage, session)
             await asyncio.to_thread(self._history.erase, session)
@@ -302,6 +315,7 @@ class RecordWriter:
         self._filled = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._given_up = False
 
     def put(self, record: Record) -> None:
         """Have `record` written."""
@@ -312,8 +326,15 @@ class RecordWriter:
         self._add(bucket, key, None)
 
     async def settled(self) -> None:
-        """Wait until everything is written."""
+        """Wait until everything is written. Raises `WorldError` if it never will be."""
         await self._idle.wait()
+        if self._given_up:
+            raise WorldError("this orchestrator stopped before everything was written", "ask again")
+
+    def give_up(self) -> None:
+        """Nothing is written any more."""
+        self._given_up = not self._idle.is_set()
+        self._idle.set()
 
     async def run(self) -> None:
         """Write until cancelled."""

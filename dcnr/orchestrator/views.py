@@ -40,7 +40,7 @@ def session_row(session: Session) -> Row:
         "step": session.step,
         "steps": record.steps,
         "loss": session.loss,
-        "reason": record.reason,
+        "reason": session.reason,
     }
 
 

@@ -11,24 +11,23 @@ from collections.abc import Sequence
 from dcnr.network.graph import Graph, GraphNode, Port
 from dcnr.nodes.attention import AttentionHeadConfig, FusedHeadsConfig
 from dcnr.nodes.structure import StackConfig
-from dcnr.passes.rewrite import input_of, is_declared, merge, only_reader, same_place, same_storage
+from dcnr.passes.rewrite import Merge, input_of, is_declared, merge, only_reader, same_place, same_storage
 
 
 def fuse_heads(graph: Graph) -> Graph:
     """`graph` with every such group merged into a `fused_heads`."""
-    for stack in graph.nodes:
-        found = _members(graph, stack)
-        if found is not None:
-            broadcast, heads = found
-            configs = [head.config for head in heads if isinstance(head.config, AttentionHeadConfig)]
-            members = [broadcast, *heads, stack]
-            graph = merge(graph, members, "fused_heads", FusedHeadsConfig.fuse(configs), [input_of(broadcast, 0)], heads[0])
-    return graph
+    found = (_members(graph, stack) for stack in graph.nodes if stack.type == "stack")
+    return merge(graph, [_merge(members) for members in found if members is not None])
 
 
-def _members(graph: Graph, stack: GraphNode) -> tuple[GraphNode, list[GraphNode]] | None:
-    if stack.type != "stack" or not _joins_last_axis(stack):
-        return None
+def _merge(members: Sequence[GraphNode]) -> Merge:
+    broadcast, *heads, _ = members
+    configs = [head.config for head in heads if isinstance(head.config, AttentionHeadConfig)]
+    return Merge(members, "fused_heads", FusedHeadsConfig.fuse(configs), [input_of(broadcast, 0)], heads[0])
+
+
+def _members(graph: Graph, stack: GraphNode) -> list[GraphNode] | None:
+    """Broadcast, heads and `stack`, if they may be merged."""
     heads = [graph.by_id[port.node] for port in stack.inputs if port is not None]
     if any(head.type != "attention_head" for head in heads) or len({head.id for head in heads}) != len(heads):
         return None
@@ -38,6 +37,7 @@ def _members(graph: Graph, stack: GraphNode) -> tuple[GraphNode, list[GraphNode]
     fits = (
         len(sources) == 1
         and broadcast.type == "broadcast"
+        and _joins_last_axis(stack)
         and _readers(graph, broadcast) == {head.id for head in heads}
         and all(only_reader(graph, head) is not None for head in heads)
         and all(head.config == heads[0].config and head.param_precision == heads[0].param_precision for head in heads)
@@ -46,7 +46,7 @@ def _members(graph: Graph, stack: GraphNode) -> tuple[GraphNode, list[GraphNode]
         and same_storage(members)
         and same_place(members)
     )
-    return (broadcast, heads) if fits else None
+    return members if fits else None
 
 
 def _joins_last_axis(stack: GraphNode) -> bool:

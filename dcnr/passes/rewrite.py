@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from dcnr.ids import NodeId
 from dcnr.network.graph import Graph, GraphNode, Port, Sink, topological_order
@@ -42,31 +42,49 @@ def input_of(node: GraphNode, slot: int) -> Input:
     return node.inputs[slot], node.input_shapes[slot]
 
 
-def merge(graph: Graph, members: Sequence[GraphNode], kind: str, config: NodeConfig, inputs: Sequence[Input], owner: GraphNode) -> Graph:
-    """`graph` with `members` replaced by one node of type `kind`, named after the last of them, whose outputs it has.
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Nodes that become one of type `kind`, named after the last of them, whose outputs it has.
 
-    `owner` is the member whose parameters and precisions it takes over. Declared outputs that existed only inside are dropped (who wants
-    them runs the unfused graph); metrics and tied nodes follow.
+    `owner` is the member whose parameters and precisions it takes over.
     """
-    last = members[-1]
-    merged = GraphNode(
-        id=last.id,
-        type=kind,
-        config=config.model_copy(update=_colocation(members)),
-        inputs=tuple(port for port, _ in inputs),
-        input_shapes=tuple(shape for _, shape in inputs),
-        output_shapes=last.output_shapes,
-        param_precision=owner.param_precision,
-        activation_precision=owner.activation_precision,
-        members=tuple(name for member in members for name in member.members),
-        tied_to=owner.tied_to,
-    )
-    gone = {member.id for member in members[:-1]}
-    kept = (merged if node.id == last.id else node for node in graph.nodes if node.id not in gone)
-    nodes = [replace(node, tied_to=last.id) if node.tied_to in gone else node for node in kept]
+
+    members: Sequence[GraphNode]
+    kind: str
+    config: NodeConfig
+    inputs: Sequence[Input]
+    owner: GraphNode
+
+
+def merge(graph: Graph, merges: Sequence[Merge]) -> Graph:
+    """`graph` with every one of `merges` done; no node is in two of them, and what lies inside one is read by nobody else.
+
+    Declared outputs that existed only inside are dropped (who wants them runs the unfused graph); metrics and tied nodes follow.
+    """
+    merged = {one.members[-1].id: _merged(one) for one in merges}
+    home = {member.id: one.members[-1].id for one in merges for member in one.members}
+    gone = home.keys() - merged.keys()
+    kept = (merged.get(node.id, node) for node in graph.nodes if node.id not in gone)
+    nodes = (replace(node, tied_to=home.get(node.tied_to, node.tied_to)) if node.tied_to is not None else node for node in kept)
     outputs = tuple(sink for sink in graph.outputs if sink.port.node not in gone)
-    metrics = tuple(replace(sink, port=Port(last.id, 0)) if sink.port.node in gone else sink for sink in graph.metrics)
+    metrics = tuple(replace(sink, port=Port(home[sink.port.node], 0)) if sink.port.node in gone else sink for sink in graph.metrics)
     return Graph(graph.name, topological_order(nodes), outputs, graph.costs, metrics)
+
+
+def _merged(one: Merge) -> GraphNode:
+    last = one.members[-1]
+    return GraphNode(
+        id=last.id,
+        type=one.kind,
+        config=one.config.model_copy(update=_colocation(one.members)),
+        inputs=tuple(port for port, _ in one.inputs),
+        input_shapes=tuple(shape for _, shape in one.inputs),
+        output_shapes=last.output_shapes,
+        param_precision=one.owner.param_precision,
+        activation_precision=one.owner.activation_precision,
+        members=tuple(name for member in one.members for name in member.members),
+        tied_to=one.owner.tied_to,
+    )
 
 
 def remove(graph: Graph, gone: Collection[NodeId], instead: Mapping[Port, Port]) -> Graph:

@@ -52,15 +52,15 @@ def _stage(graph: Graph, pnode: PNodeId, assignment: Assignment, costs: dict[Nod
     memory = sum(costs[node].bytes for node in assignment.nodes_of(pnode))
     return (
         f"{pnode} holds {_count(len(assignment.nodes_of(pnode)), 'node')} ({spans}): {_giga(flops)}, "
-        f"{flops / max(1, total):.0%} of the work, and {_mib(memory)} of the {_mib(free)} that it has free."
+        f"{flops / max(1, total):.0%} of the work, and {_bytes(memory)} of the {_bytes(free)} that it has free."
     )
 
 
 def _crossing(crossing: Crossing) -> str:
     readers = ", ".join(f"'{reader.node}'" for reader in crossing.readers)
     return (
-        f"{crossing.sender} sends '{crossing.port.node}' to {crossing.receiver} for {readers}: {_mib(crossing.forward_bytes)} forward, "
-        f"{_mib(crossing.backward_bytes)} back."
+        f"{crossing.sender} sends '{crossing.port.node}' to {crossing.receiver} for {readers}: {_bytes(crossing.forward_bytes)} forward, "
+        f"{_bytes(crossing.backward_bytes)} back."
     )
 
 
@@ -90,5 +90,8 @@ def _giga(flops: int) -> str:
     return f"{flops / 1e9:.3g} GFLOP"
 
 
-def _mib(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB"
+def _bytes(count: int) -> str:
+    size, units = count / 2**20, ["MiB", "GiB", "TiB", "PiB"]
+    while size >= 10_000 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.1f} {units[0]}"

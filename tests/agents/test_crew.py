@@ -37,9 +37,10 @@ def test_an_error_of_a_task_is_raised_when_all_have_ended(threads: int) -> None:
     def fail() -> int:
         raise ValueError("no")
 
+    good: Callable[[], int] = partial(abs, -1)
     with pytest.raises(ValueError, match="no"):
-        crew.run([partial(abs, -1), fail])
+        crew.run([good, fail])
     with pytest.raises(ValueError, match="no"):
-        crew.run([fail, partial(abs, -1)])
-    assert crew.run([partial(abs, -1), partial(abs, -2)]) == [1, 2]
+        crew.run([fail, good])
+    assert crew.run([good, good]) == [1, 1]
     crew.close()

@@ -25,7 +25,7 @@ VERDICT = Verdict(False, 0.1, 1.0, 1.0, 2.5, SCALER)
 PART = SavedPart("key", "00", 3, ("up.weight",))
 
 
-def only_on_b(*nodes: str) -> dict[str, PNodeId]:
+def only_on_b(*nodes: str) -> dict[NodeId, PNodeId]:
     """Those on `b`, the rest on `a`."""
     return {node.id: B if node.id in nodes else A for node in GRAPH.nodes}
 
@@ -45,7 +45,9 @@ class Bench:
         """All that can be done now."""
         return list(iter(self.session.next_job, None))
 
-    def hop(self, phase: str, source: tuple[str, int], targets: tuple[tuple[str, int], ...], at: tuple[int, int], **other: object) -> list[Command]:
+    def hop(
+        self, phase: str, source: tuple[str, int], targets: tuple[tuple[str, int], ...], at: tuple[int, int], **other: object
+    ) -> list[Command]:
         """A tensor of `ROWS` rows arrives: ids, or numbers [rows, SEQ, DIM]."""
         fed = source[0] == TRAINER
         payload = np.zeros((ROWS, SEQ), np.int64) if fed else np.zeros((ROWS, SEQ, DIM), np.float32)
@@ -128,7 +130,7 @@ def test_a_settled_step_is_said_with_its_loss(whole: Bench) -> None:
     assert isinstance(settle, Settle)
     assert whole.passed(second, loss=0.2) == []
     assert whole.passed(first, loss=0.1) == []
-    commands = whole.session.settled(Settled(SESSION, whole.session.deploy.epoch, 1, VERDICT, 8.0))
+    commands = whole.session.settled(Settled(SESSION, whole.session.deploy.epoch, 1, VERDICT, 8.0), 0.0)
     fields = {"updates": 1, "loss_scale": 1.0, "good_steps": 0, "dynamic": False}
     assert messages(commands) == [StepDone(A, SESSION, whole.session.deploy.epoch, 1, 0.1 + 0.2, 2.5, False, 0.1, 8.0, fields)]
 
@@ -138,11 +140,21 @@ def test_a_step_that_is_fed_again_is_said_again(whole: Bench) -> None:
     whole.feed(1, 0)
     whole.feed(1, 1)
     assert len(whole.jobs) == 3
-    said = messages(whole.session.settled(Settled(SESSION, whole.session.deploy.epoch, 1, VERDICT, 1.0)))
+    said = messages(whole.session.settled(Settled(SESSION, whole.session.deploy.epoch, 1, VERDICT, 1.0), 0.0))
     assert messages(whole.hop("fwd", (TRAINER, 0), (("embedder", 0),), (1, 0))) == said
     assert whole.hop("fwd", (TRAINER, 0), (("embedder", 0),), (1, 1)) == []
     assert whole.jobs == []
     assert whole.telemetry.dropped["stale"] == 2
+
+
+def test_the_last_step_is_said_again_until_a_newer_one_is(whole: Bench) -> None:
+    """A trainer that missed it, and so feeds nothing, hears it a second later."""
+    for step in (1, 2):
+        whole.feed(step, 0)
+        whole.feed(step, 1)
+        said = messages(whole.session.settled(Settled(SESSION, whole.session.deploy.epoch, step, VERDICT, 1.0), float(step)))
+        assert messages(whole.session.tick(step + REPEAT_AFTER)) == said
+    assert whole.jobs
 
 
 def test_only_the_last_steps_are_remembered(whole: Bench) -> None:
@@ -151,7 +163,7 @@ def test_only_the_last_steps_are_remembered(whole: Bench) -> None:
         whole.feed(step, 0)
         whole.feed(step, 1)
         assert whole.jobs
-        whole.session.settled(Settled(SESSION, whole.session.deploy.epoch, step, VERDICT, 1.0))
+        whole.session.settled(Settled(SESSION, whole.session.deploy.epoch, step, VERDICT, 1.0), 0.0)
     assert whole.hop("fwd", (TRAINER, 0), (("embedder", 0),), (1, 0)) == []
     assert messages(whole.hop("fwd", (TRAINER, 0), (("embedder", 0),), (2, 0)))
 

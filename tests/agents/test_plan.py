@@ -6,7 +6,7 @@ import pytest
 
 from dcnr.agents.plan import Plan, make_plan, micro_rows
 from dcnr.errors import NetworkFileError, UserError
-from dcnr.ids import PNodeId
+from dcnr.ids import NodeId, PNodeId
 from dcnr.placement.cost import node_cost
 from tests.agents.tiny import A, B, deploy_of, graph_of, spread
 
@@ -31,14 +31,14 @@ def test_everyone_prepares_the_same_graph() -> None:
 
 def test_an_assignment_of_another_graph_is_refused() -> None:
     """A plain assignment for a fused deploy names the nodes that differ."""
-    with pytest.raises(UserError, match="differ in .*lm_head"):
+    with pytest.raises(UserError, match=r"differ in .*lm_head"):
         make_plan(deploy_of(dict.fromkeys(graph_of().by_id, A), fuse=True), A)
 
 
 def test_a_file_that_does_not_load_is_refused() -> None:
     """The problems of the file are the error."""
     with pytest.raises(NetworkFileError):
-        make_plan(deploy_of({"x": A}, text="name: [oops"), A)
+        make_plan(deploy_of({NodeId("x"): A}, text="name: [oops"), A)
 
 
 @pytest.mark.parametrize(("batch", "micro_batches"), [(6, 1), (6, 3), (7, 3), (5, 5)])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dcnr.agents.commands import Beat, Command, Evict, Install, Pass, Prepare, SendReport, Settle, Snapshot
+from dcnr.agents.commands import Beat, Command, Evict, Install, Pass, Prepare, SendReport, Settle, Snapshot, Upload
 from dcnr.agents.events import (
     Applied,
     HopArrived,
@@ -26,15 +26,14 @@ from dcnr.agents.events import (
 )
 from dcnr.agents.plan import make_plan
 from dcnr.agents.pnode import HEARTBEAT_EVERY, QUEUED, PNode
-from dcnr.agents.telemetry import Telemetry
+from dcnr.agents.telemetry import Reason, Telemetry
 from dcnr.bus.messages import TRAINER, Decision, Deploy, Deployed, Failed, Hop, Refused, Save, Saved, SavedPart, Undeploy
 from dcnr.ids import Epoch, NodeId, PNodeId, SessionId
 from dcnr.optim.decide import ScalerState
 from tests.agents.tiny import NETWORK, SEQ, SESSION, A, deploy_of, graph_of
 
 GIB = 1 << 30
-HOMES: dict[str, PNodeId] = {node.id: A for node in graph_of().nodes}
-DEPLOY = deploy_of(HOMES)
+DEPLOY = deploy_of({node.id: A for node in graph_of().nodes})
 NEWER = replace(DEPLOY, epoch=Epoch(2))
 PLAN = make_plan(DEPLOY, A)
 
@@ -47,9 +46,9 @@ def pnode() -> Iterator[PNode]:
     machine.validate()
 
 
-def dropped(pnode: PNode) -> dict[str, int]:
+def dropped(pnode: PNode) -> dict[Reason, int]:
     """What had no effect."""
-    return dict(pnode._telemetry.dropped)
+    return {**pnode.telemetry.dropped}
 
 
 def install(pnode: PNode, deploy: Deploy = DEPLOY) -> list[Command]:
@@ -92,7 +91,7 @@ def test_a_deploy_is_prepared_installed_and_answered(pnode: PNode) -> None:
     assert install(pnode) == [answer]
     assert pnode.handle(Told(DEPLOY), 1.0) == [answer]
     assert pnode.used == PLAN.bytes
-    assert pnode._telemetry.vnodes == PLAN.node_bytes
+    assert pnode.telemetry.vnodes == PLAN.node_bytes
 
 
 def test_a_deploy_that_is_repeated_while_it_is_carried_out_changes_nothing(pnode: PNode) -> None:
@@ -141,7 +140,7 @@ def test_undeploy_lets_go_for_good(pnode: PNode) -> None:
     assert pnode.handle(Told(Undeploy(SESSION, DEPLOY.epoch)), 0.0) == [Evict(SESSION, DEPLOY.epoch)]
     assert pnode.handle(Told(Undeploy(SESSION, DEPLOY.epoch)), 0.0) == []
     assert pnode.handle(Told(DEPLOY), 0.0) == []
-    assert (pnode.used, pnode._telemetry.vnodes) == (0, {})
+    assert (pnode.used, pnode.telemetry.vnodes) == (0, {})
     assert feed(pnode, 1, 0) == []
     assert dropped(pnode) == {"stale": 3}
     assert pnode.handle(Told(NEWER), 0.0) == [Prepare(NEWER)]
@@ -219,6 +218,7 @@ def test_a_checkpoint_goes_through(pnode: PNode) -> None:
     install(pnode)
     assert pnode.handle(Told(Save(SESSION, DEPLOY.epoch, 0)), 0.0) == [Snapshot(SESSION, DEPLOY.epoch, 0)]
     (upload,) = pnode.handle(SnapshotTaken(SESSION, DEPLOY.epoch, 0, {}, ScalerState()), 0.0)
+    assert isinstance(upload, Upload)
     part = SavedPart("key", "00", 1, ())
     assert reports(pnode.handle(Uploaded(SESSION, DEPLOY.epoch, 0, part, None), 0.0)) == [Saved(A, SESSION, DEPLOY.epoch, 0, part, None)]
     (failed,) = reports(pnode.handle(UploadFailed(SESSION, DEPLOY.epoch, 2, "disk full", "trace"), 0.0))

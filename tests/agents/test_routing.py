@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dcnr.agents.routing import (
     ExternalInput,
     ExternalOutput,
@@ -15,7 +17,7 @@ from dcnr.agents.routing import (
     cost_nodes,
     find_routes,
 )
-from dcnr.ids import NodeId
+from dcnr.ids import NodeId, PNodeId
 from dcnr.network.graph import Consumer, Port
 from tests.agents.tiny import DIM, SEQ, A, B, alternate, graph_of, spread
 
@@ -105,24 +107,24 @@ def test_every_hop_finds_its_place() -> None:
             (pnode, phase, at)
             for pnode, part in routes.items()
             for segment in part.segments
-            for phase, entries in (("fwd", segment.inputs), ("bwd", segment.incoming))
-            for at in (Local(segment.index, index) for index, entry in enumerate(entries) if is_sent(entry))
+            for phase, at in arrivals(segment)
         }
         assert sent == expected
 
 
-def is_sent(entry: ExternalInput | IncomingGradient) -> bool:
-    """Whether another PNode sends it."""
-    return entry.from_host and not (isinstance(entry, ExternalInput) and entry.port is None)
+def arrivals(segment: SegmentRoutes) -> list[tuple[str, Local]]:
+    """What other PNodes send it: (phase, place)."""
+    inputs = [("fwd", Local(segment.index, at)) for at, entry in enumerate(segment.inputs) if entry.from_host and entry.port is not None]
+    return inputs + [("bwd", Local(segment.index, at)) for at, entry in enumerate(segment.incoming) if entry.from_host]
 
 
-def forwards(routes: dict[str, Routes]) -> list[tuple[str, Local]]:
+def forwards(routes: Mapping[PNodeId, Routes]) -> list[tuple[str, Local]]:
     """Where activations go: (PNode, place)."""
     remotes = [to for part in routes.values() for segment in part.segments for output in segment.outputs for to in output.remote]
     return [(to.pnode, routes[to.pnode].inputs[Consumer(*target)]) for to in remotes for target in to.targets]
 
 
-def backwards(routes: dict[str, Routes]) -> list[tuple[str, Local]]:
+def backwards(routes: Mapping[PNodeId, Routes]) -> list[tuple[str, Local]]:
     """Where gradients go: (PNode, place)."""
     sent = [entry for part in routes.values() for segment in part.segments for entry in segment.outgoing]
     return [(entry.to.pnode, routes[entry.to.pnode].gradients[entry.use]) for entry in sent if isinstance(entry.to, Remote)]

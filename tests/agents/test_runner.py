@@ -135,7 +135,7 @@ def test_closing_gives_up_what_is_queued() -> None:
     class Slow(NumpyBackend):
         """Its embedder waits."""
 
-        def embedding(self, *arguments: object) -> np.ndarray:  # type: ignore[override]  # only waits
+        def embedding(self, *arguments: object) -> np.ndarray:
             began.set()
             assert go_on.wait(20)
             return super().embedding(*arguments)  # type: ignore[arg-type]  # passed on as they came
@@ -153,7 +153,7 @@ def test_closing_gives_up_what_is_queued() -> None:
 
 def test_errors_are_described_in_one_line() -> None:
     """Notes, kind and message; the traceback apart."""
-    error = ValueError("too long")
+    error = ValueError("too\nlong")
     error.add_note("node 'x'")
     assert describe(error) == "node 'x': ValueError: too long"
-    assert trace_of(error).splitlines()[0] == "ValueError: too long"
+    assert trace_of(error).splitlines()[:2] == ["ValueError: too", "long"]

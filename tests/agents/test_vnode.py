@@ -89,7 +89,10 @@ def test_a_finished_step_is_not_begun_again(vnode: VNode) -> None:
     assert not vnode.ready("fwd")
 
 
-@given(st.permutations([(phase, step, micro, index) for phase in ("fwd", "bwd") for step in (1, 2) for micro in (0, 1) for index in (0, 1)]))
+ARRIVALS = [(phase, step, micro, index) for phase in ("fwd", "bwd") for step in (1, 2) for micro in (0, 1) for index in (0, 1)]
+
+
+@given(st.permutations(ARRIVALS))
 def test_any_order_of_arrival_gives_the_same_order_of_turns(arrivals: list[tuple[str, int, int, int]]) -> None:
     """Whatever comes when, forwards and backwards run by step and micro-batch."""
     vnode = VNode(inputs=2, gradients=2, micro_batches=2, step=0)

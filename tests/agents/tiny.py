@@ -65,19 +65,19 @@ def graph_of(text: str = TINY, fuse: bool = False) -> Graph:
     return prepare(load_graph(text, "tiny.yml"), fuse)
 
 
-def spread(graph: Graph, pnodes: Sequence[PNodeId], tied: PNodeId | None = None) -> dict[str, PNodeId]:
-    """Nodes in as many runs of equal length as there are PNodes; what shares the token matrix stays with the first of them."""
+def spread(graph: Graph, pnodes: Sequence[PNodeId]) -> dict[NodeId, PNodeId]:
+    """Nodes in as many runs of equal length as there are PNodes; what is tied stays with its owner."""
     size = -(-len(graph.nodes) // len(pnodes))
-    homes: dict[str, PNodeId] = {node.id: pnodes[index // size] for index, node in enumerate(graph.nodes)}
+    homes = {node.id: pnodes[index // size] for index, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         if node.tied_to is not None:
             homes[node.id] = homes[node.tied_to]
     return homes
 
 
-def alternate(graph: Graph, pnodes: Sequence[PNodeId]) -> dict[str, PNodeId]:
+def alternate(graph: Graph, pnodes: Sequence[PNodeId]) -> dict[NodeId, PNodeId]:
     """Neighbours on different PNodes: as many segments and borders as can be."""
-    homes: dict[str, PNodeId] = {node.id: pnodes[index % len(pnodes)] for index, node in enumerate(graph.nodes)}
+    homes = {node.id: pnodes[index % len(pnodes)] for index, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         if node.tied_to is not None:
             homes[node.id] = homes[node.tied_to]
@@ -85,7 +85,7 @@ def alternate(graph: Graph, pnodes: Sequence[PNodeId]) -> dict[str, PNodeId]:
 
 
 def deploy_of(
-    homes: Mapping[str, PNodeId],
+    homes: Mapping[NodeId, PNodeId],
     *,
     text: str = TINY,
     fuse: bool = False,
@@ -106,7 +106,7 @@ def deploy_of(
         epoch=Epoch(epoch),
         network_file=text,
         fuse=fuse,
-        assignment=dict(homes),
+        assignment={str(node): pnode for node, pnode in homes.items()},
         peers=peers,
         hyper=dict(hyper or {"lr": 0.01}),
         state={**asdict(scaler or ScalerState())},
@@ -124,6 +124,6 @@ def deploy_of(
 def alone(**options: object) -> tuple[Deploy, Plan]:
     """The whole network on PNode `a`: its deploy and plan."""
     fuse = bool(options.get("fuse", False))
-    homes = {NodeId(node.id): A for node in graph_of(fuse=fuse).nodes}
+    homes = {node.id: A for node in graph_of(fuse=fuse).nodes}
     deploy = deploy_of(homes, **options)  # type: ignore[arg-type]  # the options of deploy_of
     return deploy, make_plan(deploy, A)

@@ -33,5 +33,5 @@ def test_a_gpu_that_is_not_there_is_an_error_with_a_remedy(name: str) -> None:
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
     """So that a typing error is mended at once."""
-    with pytest.raises(BackendUnavailable, match="'gpu'.*auto, numpy, cpu, cupy, mlx"):
+    with pytest.raises(BackendUnavailable, match=r"'gpu'.*auto, numpy, cpu, cupy, mlx"):
         load_backend("gpu")

@@ -21,7 +21,7 @@ def fresh(prefix: str) -> str:
     return f"{prefix}{next(_names)}"
 
 
-async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
     """Wait for `condition`; fail after `seconds`."""
     async with asyncio.timeout(seconds):
         while not condition():

@@ -29,7 +29,8 @@ async def test_fields_reach_the_orchestrator_and_its_answer_comes_back() -> None
         return api.ok({"asked": api.arguments(data), "n": 1})
 
     await bus.serve(subjects.api("session.show"), show)
-    assert await api.call(bus, "session.show", session="s", deep=[1, {"a": None}]) == {"asked": {"session": "s", "deep": [1, {"a": None}]}, "n": 1}
+    fields = {"session": "s", "deep": [1, {"a": None}]}
+    assert await api.call(bus, "session.show", **fields) == {"asked": fields, "n": 1}
     await bus.close()
 
 
@@ -53,8 +54,10 @@ async def test_problems_of_a_network_file_arrive_as_a_user_error() -> None:
     """All of them, as text."""
     bus = MemoryBroker().connect()
 
+    problems = [Problem("f.yml", 3, 5, "n", "no such type", "use linear"), Problem("f.yml", 9, 1, None, "x", "y")]
+
     async def fail(_: bytes) -> bytes:
-        return api.failure(NetworkFileError([Problem("f.yml", 3, 5, "n", "no such type", "use linear"), Problem("f.yml", 9, 1, None, "x", "y")]))
+        return api.failure(NetworkFileError(problems))
 
     await bus.serve(subjects.api("v"), fail)
     with pytest.raises(UserError, match=r"(?s)f\.yml:3:5: node 'n'.*f\.yml:9:1"):

@@ -24,18 +24,18 @@ MIB = 1 << 20
 
 def hop(transfer: int, nbytes: int) -> Hop:
     """A header of `nbytes` bytes."""
-    return Hop(NET, SessionId("s"), Epoch(1), 1, 0, 0, "fwd", NodeId("a"), 0, ((NodeId("b"), 0),), SENDER, "uint8", (nbytes,), nbytes=nbytes,
-               transfer=transfer)  # fmt: skip
+    header = Hop(NET, SessionId("s"), Epoch(1), 1, 0, 0, "fwd", NodeId("a"), 0, ((NodeId("b"), 0),), SENDER, "uint8", (nbytes,))
+    return replace(header, nbytes=nbytes, transfer=transfer)
 
 
 class Wire:
     """Both machines and a bus between them that does what `rng` says, with real bytes."""
 
-    def __init__(self, rng: random.Random, sizes: list[int], window: int, chunk: int) -> None:
+    def __init__(self, rng: random.Random, sizes: list[int], ack_every: int, window: int, chunk: int) -> None:
         self.rng = rng
         self.data = {number: rng.randbytes(size) for number, size in enumerate(sizes, 1)}
         self.out = Outflow(window, chunk, patience=1.0, tries=50)
-        self.inflow = Inflow(LIMIT, Seen())
+        self.inflow = Inflow(LIMIT, Seen(), ack_every)
         self.buffers: dict[Key, bytearray] = {}
         self.delivered: list[tuple[int, bytes]] = []
         self.arrived: list[int] = []
@@ -98,18 +98,19 @@ class Wire:
 @given(
     seed=st.integers(0, 2**32),
     sizes=st.lists(st.integers(1, 5000), min_size=1, max_size=5),
-    window=st.integers(1, 4000),
+    ack_every=st.integers(1, 2000),
+    spare=st.integers(0, 2000),
     chunk=st.integers(1, 1500),
     loss=st.sampled_from([0.0, 0.1, 0.4]),
     repeat=st.sampled_from([0.0, 0.3]),
     shuffle=st.booleans(),
 )
 def test_every_transfer_is_delivered_once_with_its_bytes(
-    seed: int, sizes: list[int], window: int, chunk: int, loss: float, repeat: float, shuffle: bool
+    seed: int, sizes: list[int], ack_every: int, spare: int, chunk: int, loss: float, repeat: float, shuffle: bool
 ) -> None:
     """Also when messages and credits are dropped, doubled and shuffled; and the sender learns of it."""
     chunk = max(chunk, max(sizes) // 50 + 1)
-    wire = Wire(random.Random(seed), sizes, window, chunk)
+    wire = Wire(random.Random(seed), sizes, ack_every, ack_every + chunk + spare, chunk)
     wire.run(loss, repeat, shuffle)
     assert sorted(wire.delivered) == sorted(wire.data.items())
     assert sorted(wire.arrived) == sorted(wire.data)
@@ -186,8 +187,9 @@ def test_the_receiver_acknowledges_every_mib_and_the_end() -> None:
     inflow = Inflow(LIMIT, Seen())
     half = MIB // 2
     inflow.header(hop(1, 5 * half), 0)
-    got = [effect for at in range(5) for effect in inflow.chunk(Chunk(SENDER, 1, at * half, 5 * half), half, 0) if not isinstance(effect, Write)]
-    assert got == [Grant((SENDER, 1), MIB), Grant((SENDER, 1), 2 * MIB), Complete(hop(1, 5 * half)), Grant((SENDER, 1), 5 * half)]
+    effects = [effect for at in range(5) for effect in inflow.chunk(Chunk(SENDER, 1, at * half, 5 * half), half, 0)]
+    grants = [Grant((SENDER, 1), MIB), Grant((SENDER, 1), 2 * MIB), Complete(hop(1, 5 * half)), Grant((SENDER, 1), 5 * half)]
+    assert [effect for effect in effects if not isinstance(effect, Write)] == grants
 
 
 def test_the_last_byte_waits_for_the_header() -> None:
@@ -218,4 +220,5 @@ def test_what_was_abandoned_is_let_go() -> None:
     inflow.header(hop(1, 100), 0)
     assert inflow.header(hop(2, 100), ABANDONED_AFTER + 1) == [Discard((SENDER, 1))]
     inflow.header(replace(hop(3, 100), network=NetworkId("other")), ABANDONED_AFTER + 1)
-    assert inflow.forget(NET) == [Discard((SENDER, 2))]
+    assert inflow.forget(NET, {NodeId("other")}) == []
+    assert inflow.forget(NET, {NodeId("b")}) == [Discard((SENDER, 2))]

@@ -14,7 +14,7 @@ import pytest
 from dcnr.bus.base import Bus
 from dcnr.bus.nats import NatsBus, connect
 from dcnr.bus.server import NatsServer
-from dcnr.errors import BusUnavailable, WorldError
+from dcnr.errors import BusUnavailable, UserError, WorldError
 from tests.bus.contract import BusContract, Connect, fresh, until
 
 
@@ -85,6 +85,20 @@ async def test_connect_says_within_3_s_that_nobody_answers() -> None:
                     await connect(url, "test")
 
 
+@pytest.mark.parametrize("url", ["nats://", "nats://host:port", "nats://[::1:4222"])
+async def test_an_address_that_is_none_is_named(url: str) -> None:
+    """Typing errors in NATS_URL."""
+    with pytest.raises(UserError, match="is not the address of a NATS server"):
+        await connect(url, "test")
+
+
+async def test_a_password_in_the_address_is_not_shown() -> None:
+    """Errors end up in logs."""
+    with pytest.raises(BusUnavailable) as raised:
+        await connect("nats://user:secret@127.0.0.1:1", "test")
+    assert "secret" not in str(raised.value)
+
+
 async def test_subscriptions_and_kv_survive_a_killed_server(own_server: NatsServer, tmp_path: Path) -> None:
     """SIGKILL, restart on the same store: messages flow again and acknowledged writes are there."""
     bus, got = await connect(own_server.url, "test"), list[bytes]()
@@ -110,9 +124,12 @@ async def test_publishing_into_an_outage_ends_in_an_error_not_in_memory(own_serv
     bus = await connect(own_server.url, "test")
     await own_server.stop()
     await until(lambda: not bus.is_connected)
-    with pytest.raises(WorldError):
+    async def flood() -> None:
         for _ in range(100):
             await bus.publish("x", bytes(256 << 10))
+
+    with pytest.raises(WorldError):
+        await flood()
     await bus.close()
 
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from dcnr.agents.shell import Shell
 from dcnr.backends.base import Backend
@@ -48,7 +49,9 @@ def info_of(name: str, memory: int = GIB) -> PNodeInfo:
 
 
 @asynccontextmanager
-async def agents(broker: MemoryBroker, backend: Backend, infos: Sequence[PNodeInfo], threads: int = 2) -> AsyncIterator[dict[PNodeId, Shell]]:
+async def agents(
+    broker: MemoryBroker, backend: Backend, infos: Sequence[PNodeInfo], threads: int = 2
+) -> AsyncIterator[dict[PNodeId, Shell]]:
     """Run an agent per info; at the end each says good-bye and is gone."""
 
     async def connect(_purpose: str) -> Bus:
@@ -89,7 +92,8 @@ class Trainer:
         bus = broker.connect()
         transport = HopTransport(bus, TRAINER_NAME, "elsewhere", lambda _hop, _payload: None)
         transport.set_peers(infos)
-        trainer = cls(bus, graph, replace(deploy, peers=tuple(infos)), transport, state=ScalerState(**deploy.state))  # type: ignore[arg-type]  # fields of a ScalerState
+        scaler = TypeAdapter(ScalerState).validate_python(deploy.state)
+        trainer = cls(bus, graph, replace(deploy, peers=tuple(infos)), transport, state=scaler)
         await bus.subscribe(subjects.report(deploy.network), trainer._hear)
         await bus.subscribe(subjects.HEARTBEATS, trainer._hear)
         return trainer
@@ -122,7 +126,7 @@ class Trainer:
         return {
             message.pnode: message
             for message in self.heard
-            if isinstance(message, kind) and message.epoch == self.deploy.epoch and (step is None or message.step == step)  # type: ignore[attr-defined]  # only asked of those that have a step
+            if isinstance(message, kind) and message.epoch == self.deploy.epoch and step in (None, getattr(message, "step", None))
         }
 
     async def start(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from dcnr.backends.numpy.backend import NumpyBackend
 from dcnr.bus.memory import MemoryBroker
-from dcnr.ids import PNodeId
+from dcnr.ids import NodeId, PNodeId
 from dcnr.network.graph import Graph
 from tests.agents.tiny import SEQ, VOCABULARY, A, B, C, alternate, deploy_of, graph_of, spread
 from tests.integration.scripted import Trainer, agents, batches, info_of
@@ -17,11 +17,11 @@ from tests.integration.scripted import Trainer, agents, batches, info_of
 STEPS = 6
 BATCH = 6
 
-Placing = Callable[[Graph, Sequence[PNodeId]], dict[str, PNodeId]]
+Placing = Callable[[Graph, Sequence[PNodeId]], dict[NodeId, PNodeId]]
 
 
 async def losses_of(
-    homes: Mapping[str, PNodeId], fuse: bool, micro_batches: int, hyper: Mapping[str, str | int | float | bool | None], threads: int
+    homes: Mapping[NodeId, PNodeId], fuse: bool, micro_batches: int, hyper: Mapping[str, str | int | float | bool | None], threads: int
 ) -> list[float]:
     """Train `STEPS` steps and return their losses."""
     broker = MemoryBroker()
@@ -41,7 +41,7 @@ def train(
     pnodes: Sequence[PNodeId], placing: Placing = spread, fuse: bool = False, micro_batches: int = 2, shards: int = 2, threads: int = 2
 ) -> list[float]:
     """The losses of a run on `pnodes`."""
-    hyper = {"lr": 0.03, "shards": shards, "clip_norm": 0.5}
+    hyper: dict[str, str | int | float | bool | None] = {"lr": 0.03, "shards": shards, "clip_norm": 0.5}
     return asyncio.run(losses_of(placing(graph_of(fuse=fuse), pnodes), fuse, micro_batches, hyper, threads))
 
 

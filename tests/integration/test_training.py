@@ -108,11 +108,58 @@ async def test_an_agent_that_leaves_suspends_the_session_and_resume_goes_on_with
                 await asyncio.sleep(0.01)
             await one.ask("network.create", file=TINY, file_name="tiny.yml")
             await one.ask("session.create", **{**RUN, "steps": 500, "hyper": {**HYPER, "checkpoint_every": 2}})
-            await one.until(lambda: len(one.steps) >= 4)
+            while max((await one.ask("session.show", session="s"))["checkpoints"], default=0) < 2:
+                await asyncio.sleep(0.01)
         await one.until_state("suspended")
         shown = await one.ask("session.show", session="s")
         assert "PNode b was stopped; the last checkpoint is of step" in shown["reason"]
         assert shown["step"] == shown["checkpoints"][-1] >= 2
-        await one.ask("session.resume", session="s", steps=shown["step"] + 3)
+        before = len(one.steps)
+        await one.ask("session.resume", session="s", steps=520)
         await one.until_state("done")
-        assert (await one.ask("session.show", session="s"))["step"] == shown["step"] + 3
+        assert [row.step for row in one.steps[before:]] == list(range(one.steps[before].step, 521))
+        assert one.steps[before].step - 1 >= shown["step"]
+
+
+async def test_two_sessions_share_agents_and_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Both at once give the numbers of each alone, on one network and other seeds."""
+    alone = {}
+    for seed in (3, 4):
+        make_data(tmp_path / str(seed))
+        alone[seed] = await train(tmp_path / str(seed), ["a", "b"], seed=seed)
+    make_data(tmp_path / "both")
+    async with cluster(MemoryBroker(), tmp_path / "both", ["a", "b"]) as one:
+        await one.listen("t")
+        await one.ask("network.create", file=TINY, file_name="tiny.yml")
+        for name, seed in (("s", 3), ("t", 4)):
+            await one.ask("session.create", **{**RUN, "session": name, "seed": seed, "hyper": HYPER})
+        await one.until(lambda: sum(state.state == "done" for state in one.states) == 2)
+        for name, seed in (("s", 3), ("t", 4)):
+            assert [(row.loss, row.lr, row.grad_norm) for row in one.steps if row.session == name] == alone[seed]
+
+
+async def test_draining_moves_a_session_and_changes_no_number(tmp_path: Path) -> None:
+    """The run goes on without the drained agent, from a checkpoint, bit for bit."""
+    make_data(tmp_path / "whole")
+    whole = await train(tmp_path / "whole", ["a"])
+    make_data(tmp_path / "moved")
+    async with cluster(MemoryBroker(), tmp_path / "moved", ["a", "b"]) as one:
+        await one.ask("network.create", file=TINY, file_name="tiny.yml")
+        await one.ask("session.create", **{**RUN, "hyper": HYPER})
+        await one.until(lambda: len(one.steps) >= 2)
+        await one.ask("pnode.drain", pnode="b")
+        await one.until_state("done")
+        assert any(state.state == "suspending" for state in one.states)
+        assert [(row.loss, row.lr, row.grad_norm) for row in one.steps] == whole
+
+
+async def test_what_fits_nowhere_waits_with_the_numbers_and_goes_on_when_room_comes(data_dir: Path) -> None:
+    """The orchestrator places by memory before any agent has to refuse."""
+    broker = MemoryBroker()
+    async with orchestrator(broker, data_dir), agents(broker, NumpyBackend(), [info_of("small", memory=2000)]), user(broker) as one:
+        await one.ask("network.create", file=TINY, file_name="tiny.yml")
+        await one.ask("session.create", **{**RUN, "hyper": HYPER})
+        await one.until(lambda: "small" in one.states[-1].reason)
+        assert one.states[-1].state == "waiting"
+        async with agents(broker, NumpyBackend(), [info_of("large")]):
+            await one.until_state("done")

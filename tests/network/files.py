@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from dcnr.network.graph import Graph
@@ -14,6 +16,9 @@ from dcnr.network.load import load_graph
 
 NETWORKS = Path(__file__).parent.parent.parent / "networks"
 SHIPPED = ("mlp", "tiny", "shakespeare_char_cpu", "shakespeare_char", "topology_1", "topology_2")
+
+MANY = settings(deadline=None, max_examples=60)
+"""Examples of a random test; a loaded machine is no failure."""
 
 EXAMPLE = """\
 name: tiny-attention
@@ -73,8 +78,9 @@ metrics: [{name: head_learning_rate, type: learning_rate, node_id: lm_head, slot
 """As users write them."""
 
 
+@cache
 def shipped(name: str) -> Graph:
-    """A network of the `networks` folder."""
+    """A network of the `networks` folder, loaded once."""
     path = NETWORKS / f"{name}.yml"
     return load_graph(path.read_text(encoding="utf-8"), path.name)
 
@@ -169,9 +175,7 @@ def _heads(draw: st.DrawFn, net: Network, block: str, here: str, dim: int) -> st
     branch, residual = _branch(draw, net, block, here)
     fan = net.add(f"{block}_fan", "broadcast", branch, num_outputs=3)
     bias = [str(draw(st.booleans())).lower()] * 2 if draw(st.booleans()) else ["true", "false"]
-    heads = [
-        net.add(f"{block}_head_{i}", "attention_head", f"{fan}:{i}", input_dim=dim, head_dim=dim // 2, bias=bias[i]) for i in range(2)
-    ]
+    heads = [net.add(f"{block}_head_{i}", "attention_head", f"{fan}:{i}", input_dim=dim, head_dim=dim // 2, bias=bias[i]) for i in range(2)]
     order: Sequence[str] = heads if draw(st.booleans()) else heads[::-1]
     stack = net.add(f"{block}_stack", "stack", *order, axis=draw(st.sampled_from([-1, 1])))
     return _join(draw, net, block, stack, residual)

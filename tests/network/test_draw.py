@@ -15,8 +15,9 @@ from tests.network.files import SHIPPED, shipped
 def test_every_format_draws_every_network(name: str, form: str) -> None:
     """And the same each time."""
     graph = shipped(name)
-    assert draw(graph, form) == draw(graph, form)
-    assert all(node.id in draw(graph, form) for node in graph.nodes)
+    drawn = draw(graph, form)
+    assert draw(graph, form) == drawn
+    assert all(node.id in drawn for node in graph.nodes)
 
 
 def test_mermaid_has_every_node_and_edge() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dcnr.ids import NodeId
 from dcnr.network.graph import Consumer, Port, sort_ids, topological_order
-from tests.network.files import chain, shipped
+from tests.network.files import MANY, chain, shipped
 
 
 def test_consumers_are_in_node_then_slot_order() -> None:
@@ -30,13 +32,13 @@ def test_topological_order_keeps_what_is_in_order() -> None:
 
 def test_a_cycle_has_no_order() -> None:
     """The nodes on it are named."""
-    nodes = shipped("mlp").nodes
-    first, last = nodes[0], nodes[-2]
-    object.__setattr__(first, "inputs", (Port(last.id, 0),))
+    first, *others = shipped("mlp").nodes
+    nodes = [replace(first, inputs=(Port(NodeId("logits"), 0),)), *others]
     with pytest.raises(ValueError, match="cycle among embedder, hidden, gelu, logits, loss"):
         topological_order(nodes)
 
 
+@MANY
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=30))
 def test_sort_ids_orders_what_can_be_ordered(pairs: list[tuple[int, int]]) -> None:
     """Every id comes after its sources or is stuck behind a cycle; nothing is lost."""

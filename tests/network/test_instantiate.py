@@ -12,7 +12,10 @@ from tests.network.files import shipped
 def test_parameters_are_named_after_the_node_of_the_file() -> None:
     """Canonical names are `<node id>.<parameter>`."""
     node = instantiate(shipped("mlp").by_id[NodeId("hidden")])
-    assert [(part.node, part.name) for parameter in node.parameters for part in parameter.parts] == [("hidden", "weight"), ("hidden", "bias")]
+    assert [(part.node, part.name) for parameter in node.parameters for part in parameter.parts] == [
+        ("hidden", "weight"),
+        ("hidden", "bias"),
+    ]
 
 
 def test_a_tied_node_lists_only_what_it_owns() -> None:

@@ -10,7 +10,7 @@ from dcnr.ids import NodeId
 from dcnr.network.graph import Port
 from dcnr.network.load import load_graph, read_spec
 from dcnr.network.verify import verify
-from tests.network.files import EXAMPLE, SHIPPED, Network, networks, shipped
+from tests.network.files import EXAMPLE, MANY, SHIPPED, Network, networks, shipped
 
 EMBED = "  - {id: embed, type: embedder, config: {vocab_size: 9, dim: 4, seq_len: 3, shared_weight_alias: t}}\n"
 HEAD = "  - {id: head, type: linear, config: {in_dim: 4, out_dim: 9}}\n"
@@ -20,6 +20,11 @@ MIDDLE = "  - {id: mid, type: linear, config: {in_dim: 4, out_dim: 4, tie_weight
 AROUND = "edges: [{from: embed, to: mid}, {from: mid, to: head}, {from: head, to: loss}]\n"
 COSTS = "costs: [{name: loss, node_id: loss}]\n"
 GOOD = f"name: net\nnodes:\n{EMBED}{HEAD}{LOSS}{EDGES}{COSTS}"
+
+
+def extended(nodes: str, edges: str = EDGES) -> str:
+    """The good file with more nodes, and other edges."""
+    return GOOD.replace(LOSS, LOSS + nodes).replace(EDGES, edges)
 
 
 def problems(text: str) -> list[str]:
@@ -107,7 +112,8 @@ BAD = {
         "net.yml:8:37: 'to_slot' is '-1', not a slot number. Use 0, 1, 2, …",
     ]),
     "slot served twice": (GOOD.replace(EDGES, EDGES + "  - {from: embed, to: head}\n"), [
-        "net.yml:9:5: node 'head': input slot 0 of 'head' is already served in line 7. Remove one of the two edges, or use another to_slot.",
+        "net.yml:9:5: node 'head': input slot 0 of 'head' is already served in line 7. "
+        "Remove one of the two edges, or use another to_slot.",
     ]),
     "slot not served": (GOOD.replace("  - {from: embed, to: head}\n", ""), [
         "net.yml:4:5: node 'head': nothing is connected to input slot 0. Add an edge {from: …, to: head, to_slot: 0}.",
@@ -115,28 +121,40 @@ BAD = {
     "edge out of a cost": (GOOD.replace(EDGES, EDGES + "  - {from: loss, to: embed}\n"), [
         "net.yml:9:6: node 'loss': a cost is the end of the graph; no edge may leave it. Remove the edge.",
     ]),
-    "one input for an add": (GOOD.replace(LOSS, LOSS + "  - {id: sum, type: add}\n").replace("to: loss}", "to: sum}\n  - {from: sum, to: loss}"), [
+    "too many outputs": (extended("  - {id: fan, type: broadcast, config: {num_outputs: 1000000000000}}\n"), [
+        "net.yml:6:5: node 'fan': it has more than 1024 outputs. Use fewer.",
+    ]),
+    "far slot": (extended("  - {id: sum, type: add}\n", EDGES + "  - {from: head, to: sum, to_slot: 1000}\n"), [
+        "net.yml:6:5: node 'sum': nothing is connected to input slot 0 and 999 more. Add an edge {from: …, to: sum, to_slot: 0}.",
+    ]),
+    "one input for an add": (extended("  - {id: sum, type: add}\n", EDGES.replace("to: loss}", "to: sum}\n  - {from: sum, to: loss}")), [
         "net.yml:6:5: node 'sum': it needs at least two inputs and has 1. Add edges to its slots 0, 1, ….",
     ]),
     "gap in the slots": (
-        GOOD.replace(LOSS, LOSS + "  - {id: sum, type: add}\n").replace("to: loss}", "to: sum}\n  - {from: head, to: sum, to_slot: 2}\n  - {from: sum, to: loss}"),
+        extended(
+            "  - {id: sum, type: add}\n",
+            EDGES.replace("to: loss}", "to: sum}\n  - {from: head, to: sum, to_slot: 2}\n  - {from: sum, to: loss}"),
+        ),
         ["net.yml:6:5: node 'sum': nothing is connected to input slot 1. Add an edge {from: …, to: sum, to_slot: 1}."],
     ),
     "cycle": (
-        GOOD.replace(LOSS, LOSS + "  - {id: a, type: relu}\n  - {id: b, type: gelu}\n").replace(EDGES, EDGES + "  - {from: a, to: b}\n  - {from: b, to: a}\n"),
+        extended("  - {id: a, type: relu}\n  - {id: b, type: gelu}\n", EDGES + "  - {from: a, to: b}\n  - {from: b, to: a}\n"),
         ["net.yml:6:5: node 'a': the edges form a cycle: a → b → a. Remove one of its edges; data must flow one way."],
     ),
     "shape refused by the type": (GOOD.replace("in_dim: 4", "in_dim: 5"), [
         "net.yml:4:5: node 'head': wants a last axis of 5 (in_dim), got [3, 4] (it gets [3, 4] from 'embed'). Make the two ends agree.",
     ]),
     "declared shape is wrong": (GOOD.replace("out_dim: 9}}", "out_dim: 9}, input_shapes: [[3, 5]], output_shapes: [[3, 9], [3, 9]]}"), [
-        "net.yml:4:63: node 'head': input_shapes says [3, 5] for slot 0, but it is [3, 4] ('embed' brings it). Correct input_shapes or the config.",
+        "net.yml:4:63: node 'head': input_shapes says [3, 5] for slot 0, but it is [3, 4] ('embed' brings it). "
+        "Correct input_shapes or the config.",
         "net.yml:4:87: node 'head': output_shapes lists 2 slots; it has 1 slot. Correct output_shapes.",
     ]),
     "not a shape": (GOOD.replace("out_dim: 9}}", "out_dim: 9}, input_shapes: [3, 4]}"), [
         "net.yml:4:77: node 'head': 'input_shapes' is not a list of shapes. Write one list of whole numbers per slot: [[128, 512]].",
     ]),
-    "vocabulary of the cost": (GOOD.replace("out_dim: 9", "out_dim: 8").replace("cost, config: {vocab_size: 9}", "cost, config: {vocab_size: 8}"), [
+    "vocabulary of the cost": (GOOD.replace("out_dim: 9", "out_dim: 8").replace(
+        "cost, config: {vocab_size: 9}", "cost, config: {vocab_size: 8}"
+    ), [
         "net.yml:5:37: node 'loss': its vocabulary is 8, but that of 'embed' is 9. Give embedder, head and cost the same vocabulary.",
     ]),
     "vocabulary of the head": (GOOD.replace("out_dim: 9", "out_dim: 8"), [
@@ -154,7 +172,9 @@ BAD = {
     "tie of a node without weight": (GOOD.replace("{vocab_size: 9}}", "{vocab_size: 9, tie_weight_alias: t}}"), [
         "net.yml:5:52: node 'loss': 'loss' (cost) has no weight that could be tied. Remove the alias.",
     ]),
-    "tie to a tied node": (GOOD.replace("out_dim: 9", "out_dim: 9, tie_weight_alias: u").replace("shared_weight_alias: t", "shared_weight_alias: u, tie_weight_alias: u"), [
+    "tie to a tied node": (GOOD.replace("out_dim: 9", "out_dim: 9, tie_weight_alias: u").replace(
+        "shared_weight_alias: t", "shared_weight_alias: u, tie_weight_alias: u"
+    ), [
         "net.yml:3:101: node 'embed': 'embed' shares a weight that is itself tied. Tie to the node that owns the weight.",
         "net.yml:4:62: node 'head': 'embed' shares a weight that is itself tied. Tie to the node that owns the weight.",
     ]),
@@ -182,17 +202,20 @@ BAD = {
         "net.yml:10:36: unknown metric type 'learning_rat'. Did you mean 'learning_rate'?",
         "net.yml:10:57: the key 'type' is missing. Add type: … here.",
     ]),
-    "lists that are none": (f"name: net\nnodes: {{}}\nedges: x\n", [
+    "lists that are none": ("name: net\nnodes: {}\nedges: x\n", [
         "net.yml:1:1: the network has no nodes. List them under nodes:.",
         "net.yml:2:8: 'nodes' is a mapping, not a list. Write nodes: [ … ].",
         "net.yml:3:8: 'edges' is 'x', not a list. Write edges: [ … ].",
     ]),
     "precision of the network": (f"precision: fp8\n{GOOD}", ["net.yml:1:1: unknown precision 'fp8'. Use float32, float16 or bfloat16."]),
+    "empty precision": (f"precision: ''\n{GOOD}", ["net.yml:1:1: unknown precision ''. Use float32, float16 or bfloat16."]),
     "precision and optimizer of a node": (GOOD.replace("out_dim: 9", "out_dim: 9, param_precision: int8, optimizer: adan"), [
         "net.yml:4:62: node 'head': unknown param_precision 'int8'. Use float32, float16 or bfloat16.",
         "net.yml:4:85: node 'head': unknown optimizer 'adan'. Did you mean 'adam'?",
     ]),
-    "dead end": (GOOD.replace(LOSS, LOSS + "  - {id: side, type: linear, config: {in_dim: 4, out_dim: 2}}\n").replace(EDGES, EDGES + "  - {from: embed, to: side}\n"), [
+    "dead end": (extended(
+        "  - {id: side, type: linear, config: {in_dim: 4, out_dim: 2}}\n", EDGES + "  - {from: embed, to: side}\n"
+    ), [
         "net.yml:6:5: node 'side': it leads to no cost, so it would never learn. Connect it, or remove it.",
     ]),
 }  # fmt: skip
@@ -235,6 +258,7 @@ def test_shipped_networks_load(name: str) -> None:
     verify(shipped(name))
 
 
+@MANY
 @given(networks())
 def test_valid_networks_load(net: Network) -> None:
     """In any order of their nodes the graph is topological and sound."""

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from dcnr.ids import NodeId
 from dcnr.network.picture import Arrow, block_of, blocks, picture
-from tests.network.files import SHIPPED, Network, chain, networks, shipped
+from tests.network.files import MANY, SHIPPED, Network, chain, networks, shipped
 
 
 def test_ids_name_blocks() -> None:
@@ -34,6 +34,7 @@ def test_every_node_is_in_exactly_one_box(name: str) -> None:
     assert sorted(node for box in picture(graph).boxes for node in box.nodes) == sorted(node.id for node in graph.nodes)
 
 
+@MANY
 @given(networks())
 def test_arrows_lead_between_boxes(net: Network) -> None:
     """Whatever was folded."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dcnr.errors import NetworkFileError
-from dcnr.network.problems import MAX_NAMES, Problems, nearest
+from dcnr.network.problems import MAX_NAMES, MAX_PROBLEMS, Problems, nearest
 from dcnr.network.spec import Place
 
 
@@ -26,6 +26,20 @@ def test_problems_are_raised_in_the_order_of_the_file() -> None:
 def test_nearest_names_one_or_all(word: str, remedy: str) -> None:
     """The nearest known word, in any case, or the whole list if none is near."""
     assert nearest(word, ["rate", "dim", "axis"], "keys") == remedy
+
+
+def test_too_many_problems_end_the_reading() -> None:
+    """A file that is no network at all does not keep anyone busy; nor does a word of a million letters."""
+    problems = Problems()
+
+    def complain() -> None:
+        for line in range(1000):
+            problems.say(Place("f", line + 1, 1), None, "x" * 10**6, "Mend it.")
+
+    with pytest.raises(NetworkFileError, match="there are more than 200 problems") as caught:
+        complain()
+    assert len(caught.value.problems) == MAX_PROBLEMS + 1
+    assert len(str(caught.value)) < 200 * 600
 
 
 def test_long_lists_are_cut() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from dcnr.network.picture import picture
 from dcnr.network.svg import to_svg
-from tests.network.files import SHIPPED, Network, networks, shipped
+from tests.network.files import MANY, SHIPPED, Network, networks, shipped
 
 SPACE = "{http://www.w3.org/2000/svg}"
 
@@ -35,6 +35,7 @@ def test_every_node_is_named_in_the_document(name: str) -> None:
     assert set(titles[1:]) == {node.id for node in graph.nodes}
 
 
+@MANY
 @given(networks())
 def test_boxes_never_overlap_and_lie_inside(net: Network) -> None:
     """Whatever the graph."""

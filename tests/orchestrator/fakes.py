@@ -161,6 +161,7 @@ class FakePNodes:
         if hosting.reported == step or sum(number == step for number, _, _ in hosting.fed) < deploy.micro_batches * 2:
             return []
         hosting.reported = step
+        hosting.fed.clear()
         if deploy.decides:
             return self._done(hosting, step)
         hosts = sorted(set(deploy.assignment.values()))

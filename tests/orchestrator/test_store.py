@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from dcnr.bus.memory import MemoryBroker
 from dcnr.errors import PeerError
 from dcnr.ids import Epoch, NetworkId, PNodeId
+from dcnr.orchestrator.commands import WriteManifest
+from dcnr.orchestrator.shell import manifest_of
 from dcnr.orchestrator.state import (
     AssignmentRecord,
     CheckpointRecord,
@@ -20,7 +23,9 @@ from dcnr.orchestrator.state import (
     Records,
     SessionState,
 )
-from dcnr.orchestrator.store import Store
+from dcnr.orchestrator.store import Store, caught_up, newest_checkpoint
+from dcnr.storage.base import open_storage
+from dcnr.storage.checkpoint import write_manifest
 from tests.orchestrator.fakes import NETWORK, SESSION, info, record
 
 CHECKPOINT = CheckpointRecord(3, "key", {"updates": 3, "loss_scale": 65536.0, "good_steps": 1, "dynamic": True})
@@ -56,6 +61,21 @@ def test_a_dropped_record_is_gone_and_dropping_twice_is_fine() -> None:
         return await store.read()
 
     assert asyncio.run(story()) == Records()
+
+
+async def test_a_record_that_lags_behind_storage_is_caught_up(tmp_path: Path) -> None:
+    """Only of a session under way: what rests was written after its last checkpoint."""
+    storage = open_storage(f"file://{tmp_path}")
+    assert await newest_checkpoint(storage, SESSION) is None
+    scaler = CHECKPOINT.scaler
+    for step in (3, 5):
+        await write_manifest(storage, manifest_of(WriteManifest(SESSIONS, step, "numpy", (), scaler)))
+    newest = await newest_checkpoint(storage, SESSION)
+    assert newest == CheckpointRecord(5, "checkpoints/s/0000000005/manifest.json", scaler)
+    resting = replace(SESSIONS, state=SessionState.DONE)
+    caught = await caught_up(Records(sessions=(SESSIONS, resting)), storage)
+    assert caught.sessions == (replace(SESSIONS, checkpoints=(CHECKPOINT, newest)), resting)
+    assert await caught_up(caught, storage) == caught
 
 
 @pytest.mark.parametrize("value", [b"", b"\xc1", b"\x80", b"Zzz"])

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dcnr.data.dataset import Dataset
+
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 F = torch.nn.functional
@@ -107,14 +109,9 @@ def test_every_loss_of_fifty_steps_is_that_of_plain_pytorch(tmp_path: Path) -> N
     ours = [row["loss"] for row in map(json.loads, lines.splitlines()) if row["event"] == "step"]
     dcnr("checkpoint", "export", "parity", "--step", "0", "--out", str(tmp_path / "w.safetensors"), *data_dir)
 
-    def batch_of(step: int) -> np.ndarray:
-        out = tmp_path / "batch.npy"
-        dcnr(
-            "dataset", "batch", "parity", "--split", "train", "--seed", str(SEED), "--step", str(step), "--batch", str(BATCH), "--out", str(out),
-            *data_dir,
-        )  # fmt: skip
-        return np.load(out)
-
-    plain = plain_losses(safetensors_torch.load_file(tmp_path / "w.safetensors"), batch_of)
+    dataset = Dataset.open(tmp_path / "data", "parity")
+    plain = plain_losses(
+        safetensors_torch.load_file(tmp_path / "w.safetensors"), lambda step: dataset.batch("train", SEED, step, BATCH, 64)
+    )
     assert len(ours) == STEPS
     np.testing.assert_allclose(ours, plain, rtol=RELATIVE)

@@ -95,6 +95,7 @@ class Port:
         # From the clock, so that a restarted process does not repeat numbers that its peers have seen.
         self._numbers = itertools.count(time.time_ns())
         self._on_hop = on_hop
+        self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     def next_transfer(self) -> int:
@@ -112,10 +113,11 @@ class Port:
 
     def acknowledge(self, sender: PNodeId, transfer: int, received: int) -> None:
         """Tell the sender how far we are. One that gets lost is made good by the sender's asking again."""
-        self.start(self._publish_credit(sender, Credit(self.me, transfer, received)))
+        if not self._closed:
+            self.start(self._publish_credit(sender, Credit(self.me, transfer, received)))
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run `work` in the background until `close`."""
+        """Run `work` in the background until `close`; what it raises, asyncio reports."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -126,8 +128,14 @@ class Port:
         self.dropped[error.message.partition(":")[0]] += 1
         _log.warning("hop dropped", pnode=self.me, error=str(error))
 
+    def check_open(self) -> None:
+        """Raise `WorldError` after `close`; lanes ask wherever they waited."""
+        if self._closed:
+            raise WorldError("the transport was closed before a tensor had arrived")
+
     async def close(self) -> None:
         """End the background work."""
+        self._closed = True
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, assert_never
 
@@ -16,7 +17,7 @@ from dcnr.bus.lanes.base import PATIENCE, TENSOR_LIMIT, TRIES, Bytes, Port, reso
 from dcnr.bus.lanes.pool import Pool
 from dcnr.bus.messages import Chunk, Credit, Hop
 from dcnr.errors import PeerError, WorldError
-from dcnr.ids import NetworkId, PNodeId
+from dcnr.ids import NetworkId, NodeId, PNodeId
 
 CHUNK = 512 << 10
 _CHUNK_ROOM = 512
@@ -75,6 +76,7 @@ class ChunksLane:
 
     async def send(self, to: PNodeId, hop: Hop, data: Bytes) -> asyncio.Future[None]:
         """Queue behind what is on its way to `to`; returns when the last byte has left."""
+        self._port.check_open()
         loop = asyncio.get_running_loop()
         transfer = _Transfer(replace(hop, lane=self.name), data, loop.create_future(), loop.create_future())
         flow = self._flows.get(to)
@@ -86,6 +88,7 @@ class ChunksLane:
         flow.wake.set()
         if flow.task is None or flow.task.done():
             flow.task = self._port.start(self._pump(flow))
+            flow.task.add_done_callback(lambda task: self._abandon(flow) if task is flow.task else None)
         transfer.arrived.add_done_callback(lambda arrived: self._give_up(flow, hop.transfer) if arrived.cancelled() else None)
         try:
             await transfer.sent
@@ -107,17 +110,14 @@ class ChunksLane:
             self._settle(flow, credit.transfer)
         flow.wake.set()
 
-    def forget(self, network: NetworkId) -> None:
-        """Let go of half-received hops of a network."""
-        self._perform(self._inflow.forget(network), memoryview(b""))
+    def forget(self, network: NetworkId, nodes: Container[NodeId]) -> None:
+        """Let go of half-received hops to these nodes."""
+        self._perform(self._inflow.forget(network, nodes), memoryview(b""))
 
     async def close(self) -> None:
-        """Stop hearing and sending."""
+        """Stop hearing. The port has ended the sending."""
         if self._subscription is not None:
             await self._subscription.stop()
-        for flow in self._flows.values():
-            for transfer in tuple(flow.transfers):
-                self._settle(flow, transfer, WorldError(f"the transport was closed while a tensor was on its way to {flow.to}"))
         self._buffers.clear()
 
     async def _pump(self, flow: _Flow) -> None:
@@ -165,6 +165,12 @@ class ChunksLane:
         if transfer is not None:
             resolve(transfer.arrived, error)
             resolve(transfer.sent)
+
+    def _abandon(self, flow: _Flow) -> None:
+        """The last pump has ended: with nothing left, unless it was cancelled."""
+        for number in tuple(flow.transfers):
+            self._settle(flow, number, WorldError(f"a tensor on its way to {flow.to} was given up"))
+            flow.machine.drop(number)
 
     def _give_up(self, flow: _Flow, number: int) -> None:
         flow.transfers.pop(number, None)

@@ -10,11 +10,12 @@ import fcntl
 import mmap
 import os
 import re
+import secrets
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-_NAME = re.compile(r"dcnr-[0-9]+-[0-9]+")
+_NAME = re.compile(r"dcnr-[0-9]+-[0-9a-f]{8}")
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 _SHARE = 2
 """No segment takes more than this part (1 / 2) of what is free: several processes share it."""
@@ -41,12 +42,12 @@ class Segment:
         self.memory.close()
 
 
-def create(number: int, size: int) -> Segment:
+def create(size: int) -> Segment:
     """A segment with all its pages in place. Raises `OSError` if there is no room: writing to missing room would kill us by SIGBUS."""
     disk = os.statvfs(directory())
     if size * _SHARE > disk.f_bavail * disk.f_frsize:
         raise OSError(f"{directory()} has {disk.f_bavail * disk.f_frsize} bytes free; {size * _SHARE} are needed")
-    name = f"dcnr-{os.getpid()}-{number}"
+    name = f"dcnr-{os.getpid()}-{secrets.token_hex(4)}"
     path = directory() / name
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:

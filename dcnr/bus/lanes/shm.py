@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -35,9 +34,6 @@ _GRAIN = 1 << 20
 _SLOT_HEADER = 64
 _NUMBER = struct.Struct("<q")
 _NOBODY = 0
-
-_numbers = itertools.count(1)
-"""Segments of this process."""
 
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -77,7 +73,7 @@ class ShmLane:
         self._pool = pool
         self._host = host
         self._patience = patience
-        self._hosts: dict[PNodeId, str] = {}
+        self._hosts: Mapping[PNodeId, str] = {}
         self._given_up: set[PNodeId] = set()
         self._outboxes: dict[PNodeId, _Outbox] = {}
         self._transfers: dict[int, _Transfer] = {}
@@ -89,7 +85,7 @@ class ShmLane:
 
     def set_hosts(self, hosts: Mapping[PNodeId, str]) -> None:
         """Where the peers are."""
-        self._hosts.update(hosts)
+        self._hosts = hosts
 
     def serves(self, to: PNodeId, nbytes: int) -> bool:
         """Tensors worth it, to our own host."""
@@ -153,20 +149,24 @@ class ShmLane:
         outbox = self._outboxes.get(to)
         if outbox is None or 2 * need > outbox.ring.size:
             outbox = await self._renew(to, need)
+        self._port.check_open()
         while (start := outbox.ring.reserve(need)) is None:
-            outbox.freed.clear()
-            await outbox.freed.wait()
+            await self._freed(outbox)
         return outbox, start
+
+    async def _freed(self, outbox: _Outbox) -> None:
+        outbox.freed.clear()
+        await outbox.freed.wait()
+        self._port.check_open()
 
     async def _renew(self, to: PNodeId, need: int) -> _Outbox:
         """A ring with room for two such tensors, once the old one is idle."""
         old = self._outboxes.get(to)
         while old is not None and len(old.ring):
-            old.freed.clear()
-            await old.freed.wait()
+            await self._freed(old)
         size = max(MIN_RING, -(-2 * need // _GRAIN) * _GRAIN)
         try:
-            made = await asyncio.to_thread(segment.create, next(_numbers), size)
+            made = await asyncio.to_thread(segment.create, size)
         except OSError as error:
             raise self._broken(to, f"no shared memory: {error}") from error
         if old is not None:
@@ -179,7 +179,7 @@ class ShmLane:
     ) -> None:
         """Announce until there is a credit."""
         transfer = self._transfers[hop.transfer]
-        outcome: Exception | None = WorldError(f"the transport was closed while a tensor was on its way to {transfer.to}")
+        outcome: Exception | None = WorldError(f"a tensor on its way to {transfer.to} was given up")
         try:
             outcome = await self._announce(hop, transfer, announced)
         finally:

@@ -46,7 +46,8 @@ def test_dropout(rate: float, precision: Precision) -> None:
 def test_every_key_matters() -> None:
     """Seed (both halves), stream, step and offset each change the mask."""
     ones = np.ones(2000, np.float32)
-    keys = [Philox(1, 2, 3, 0), Philox(1 + 2**32, 2, 3, 0), Philox(2, 2, 3, 0), Philox(1, 3, 3, 0), Philox(1, 2, 4, 0), Philox(1, 2, 3, 2048)]
+    first = Philox(1, 2, 3, 0)
+    keys = [first, *(first._replace(**other) for other in ({"seed": 1 + 2**32}, {"seed": 2}, {"stream": 3}, {"step": 4}, {"offset": 2048}))]
     assert len({CPU.random_mask(ones, 0.5, key).tobytes() for key in keys}) == len(keys)
 
 

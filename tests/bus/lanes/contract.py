@@ -93,14 +93,12 @@ class LaneContract:
     """Subclasses provide the fixture `pair`: sender and receiver, opened. The sender's end hears no headers of its own."""
 
     sizes: tuple[int, ...] = (1, 7, 64, 4097)
-    again = True
-    """Whether a header that was lost is sent again."""
 
     @pytest.mark.parametrize("dtype", sorted(DTYPES))
     async def test_every_dtype_arrives_as_it_was(self, pair: Pair, dtype: str) -> None:
         """Bit for bit, with its shape."""
         sender, receiver = await pair()
-        array = np.arange(2 * 3 * self.sizes[-1]).reshape(2, 3, -1).astype(DTYPES[dtype])
+        array = (np.arange(2 * 3 * self.sizes[-1]) % 100).reshape(2, 3, -1).astype(DTYPES[dtype])
         await sender.send(receiver, array)
         await until(lambda: bool(receiver.got))
         got = receiver.got[0][1]
@@ -151,10 +149,12 @@ class LaneContract:
         await sender.close()
         await receiver.close()
 
+
+class AcknowledgedLaneContract(LaneContract):
+    """For lanes whose receiver answers with credits."""
+
     async def test_a_lost_header_is_sent_again(self, pair: Pair) -> None:
-        """By every lane that waits for a credit."""
-        if not self.again:
-            pytest.skip("not acknowledged")
+        """Until there is a credit."""
         sender, receiver = await pair()
         receiver.lose = 2
         await sender.send(receiver, np.ones(self.sizes[-1], np.float32))

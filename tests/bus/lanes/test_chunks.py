@@ -16,7 +16,7 @@ from dcnr.bus.messages import Chunk
 from dcnr.errors import WorldError
 from dcnr.ids import PNodeId
 from tests.bus.contract import until
-from tests.bus.lanes.contract import End, LaneContract, Pair, make_end
+from tests.bus.lanes.contract import AcknowledgedLaneContract, End, Pair, make_end
 
 MIB = 1 << 20
 
@@ -31,7 +31,7 @@ async def chunks_pair(broker: MemoryBroker, patience: float = 0.05) -> tuple[End
     return sender, receiver
 
 
-class TestChunks(LaneContract):
+class TestChunks(AcknowledgedLaneContract):
     """The common cases with messages of 64 KB, so that sizes need many chunks."""
 
     sizes = (1, 4097, 300_001)
@@ -109,6 +109,6 @@ async def test_close_fails_what_is_under_way() -> None:
     task = asyncio.create_task(sender.send(receiver, np.zeros(MIB, np.uint8)))
     await until(lambda: bool(receiver.headers))
     await sender.close()
-    with pytest.raises(WorldError, match="closed"):
+    with pytest.raises(WorldError, match="given up"):
         await task
     await receiver.close()

@@ -24,7 +24,6 @@ class TestInline(LaneContract):
     """The common cases; nothing is acknowledged."""
 
     sizes = (0, 1, 7, 64, 4097)
-    again = False
 
     @pytest.fixture
     def pair(self) -> Pair:

@@ -13,7 +13,14 @@ import pytest
 
 from dcnr.bus.lanes import segment
 
-_OWNER = "import sys; from dcnr.bus.lanes import segment; s = segment.create(1, 4096); s.memory[:5] = b'hello'; print(s.name, flush=True); sys.stdin.read(); s.close()"
+_OWNER = """
+import sys
+from dcnr.bus.lanes import segment
+owned = segment.create(4096)
+print(segment.directory() / owned.name, flush=True)
+sys.stdin.read()
+owned.close()
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +32,7 @@ def own_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_what_one_writes_the_other_reads_and_close_removes_the_file(own_directory: Path) -> None:
     """A reader that is still attached keeps its view."""
-    ours = segment.create(1, 8192)
+    ours = segment.create(8192)
     theirs = segment.attach(ours.name)
     ours.memory[100:105] = b"hello"
     assert theirs.memory[100:105] == b"hello"
@@ -37,7 +44,7 @@ def test_what_one_writes_the_other_reads_and_close_removes_the_file(own_director
     theirs.close()
 
 
-@pytest.mark.parametrize("name", ["../etc/passwd", "dcnr-1-x", "other", "", "dcnr-1-1/..", "dcnr-1-1\n"])
+@pytest.mark.parametrize("name", ["../etc/passwd", "dcnr-1-x", "other", "", "dcnr-1-0000000a/..", "dcnr-1-0000000a\n"])
 def test_only_names_of_segments_are_opened(name: str) -> None:
     """They come from outside."""
     with pytest.raises(ValueError, match="no shared segment"):
@@ -47,10 +54,10 @@ def test_only_names_of_segments_are_opened(name: str) -> None:
 def test_a_missing_segment_and_a_link_are_errors(own_directory: Path) -> None:
     """A link could lead anywhere."""
     with pytest.raises(OSError, match="No such file"):
-        segment.attach("dcnr-1-1")
-    (own_directory / "dcnr-1-2").symlink_to("/etc/passwd")
+        segment.attach("dcnr-1-0000000a")
+    (own_directory / "dcnr-1-0000000b").symlink_to("/etc/passwd")
     with pytest.raises(OSError, match="symbolic links"):
-        segment.attach("dcnr-1-2")
+        segment.attach("dcnr-1-0000000b")
 
 
 def test_too_little_room_is_an_error_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, own_directory: Path) -> None:
@@ -58,7 +65,7 @@ def test_too_little_room_is_an_error_and_leaves_nothing(monkeypatch: pytest.Monk
     Room = namedtuple("Room", "f_bavail f_frsize")
     monkeypatch.setattr(os, "statvfs", lambda _: Room(16, 4096))
     with pytest.raises(OSError, match="65536 bytes free"):
-        segment.create(1, 40_000)
+        segment.create(40_000)
     monkeypatch.undo()
     assert list(own_directory.iterdir()) == []
 
@@ -69,7 +76,7 @@ def test_a_killed_owners_segment_is_swept_and_a_living_ones_is_not() -> None:
     places = []
     for owner in owners:
         assert owner.stdout is not None
-        places.append(Path("/dev/shm") / owner.stdout.readline().strip())
+        places.append(Path(owner.stdout.readline().strip()))
     owners[0].send_signal(signal.SIGKILL)
     owners[0].wait()
     assert all(place.exists() for place in places)

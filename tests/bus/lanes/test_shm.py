@@ -19,7 +19,7 @@ from dcnr.bus.messages import Hop
 from dcnr.errors import WorldError
 from dcnr.ids import PNodeId
 from tests.bus.contract import until
-from tests.bus.lanes.contract import End, LaneContract, Pair, make_end
+from tests.bus.lanes.contract import AcknowledgedLaneContract, End, Pair, make_end
 
 R = PNodeId("r")
 
@@ -42,7 +42,7 @@ async def shm_pair(patience: float = 0.05) -> tuple[End, End]:
     return sender, receiver
 
 
-class TestShm(LaneContract):
+class TestShm(AcknowledgedLaneContract):
     """The common cases; the sizes fill the ring several times."""
 
     sizes = (1, 4097, 300_001)
@@ -86,7 +86,7 @@ async def test_without_room_the_lane_is_given_up_for_that_receiver(monkeypatch: 
     assert isinstance(lane, ShmLane)
     lane.set_hosts({R: "host"})
 
-    def no_room(number: int, size: int) -> segment.Segment:
+    def no_room(size: int) -> segment.Segment:
         raise OSError("no room")
 
     monkeypatch.setattr(segment, "create", no_room)
@@ -128,7 +128,7 @@ async def test_a_receiver_that_says_nothing_fails_the_transfer_and_its_slot_is_u
     await receiver.close()
 
 
-@pytest.mark.parametrize("lane", ["shm", "shm:x:0", "shm:dcnr-1-1:x", "shm:NAME:999999999", "shm:NAME:-64"])
+@pytest.mark.parametrize("lane", ["shm", "shm:x:0", "shm:dcnr-1-0000000a:x", "shm:NAME:999999999", "shm:NAME:-64"])
 async def test_headers_that_lie_about_the_place_are_dropped(lane: str) -> None:
     """Nothing outside the segment is read."""
     sender, receiver = await shm_pair()

@@ -1,0 +1,236 @@
+"""Hops between transports: over the right lane, once, in order, and whatever comes from outside is survived."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from dcnr.bus import codec, subjects
+from dcnr.bus.base import Bus
+from dcnr.bus.lanes import segment
+from dcnr.bus.lanes.base import Array
+from dcnr.bus.memory import MemoryBroker
+from dcnr.bus.messages import Chunk, Credit, Hop, PNodeInfo
+from dcnr.bus.nats import connect
+from dcnr.bus.server import NatsServer
+from dcnr.bus.transport import HopTransport
+from dcnr.errors import WorldError
+from dcnr.ids import Epoch, NetworkId, NodeId, PNodeId, SessionId
+from tests.bus.contract import until
+
+NET, A, B, NODE = NetworkId("net"), PNodeId("a"), PNodeId("b"), NodeId("n")
+HOP = Hop(NET, SessionId("s"), Epoch(1), 1, 0, 0, "fwd", NodeId("src"), 0, ((NODE, 0),), PNodeId("unset"), "", ())
+Got = list[tuple[Hop, Array]]
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def own_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Tests do not touch segments of running clusters."""
+    where = tmp_path / "shm"
+    where.mkdir()
+    monkeypatch.setattr(segment, "directory", lambda: where)
+    return where
+
+
+def info(pnode: PNodeId, host: str) -> PNodeInfo:
+    """A peer on `host`."""
+    return PNodeInfo(pnode, "1", host, "cpu", "cpu", 0, 0, 1, 0, "0")
+
+
+class Pair:
+    """`a` sends, `b` hosts `NODE`."""
+
+    def __init__(self, buses: tuple[Bus, Bus], hosts: tuple[str, str]) -> None:
+        self.got: Got = []
+        self.buses = buses
+        self.a = HopTransport(buses[0], A, hosts[0], lambda *_: None)
+        self.b = HopTransport(buses[1], B, hosts[1], lambda hop, array: self.got.append((hop, array)))
+        self.a.set_peers([info(A, hosts[0]), info(B, hosts[1])])
+        self.b.set_peers([info(A, hosts[0]), info(B, hosts[1])])
+
+    async def close(self) -> None:
+        """Both transports and their buses."""
+        for transport, bus in zip((self.a, self.b), self.buses, strict=True):
+            await transport.close()
+            await bus.close()
+
+
+MakePair = Callable[[str], Awaitable[Pair]]
+
+
+@pytest.fixture(params=["memory", "nats 1 MB", "nats 64 KB"])
+async def make(request: pytest.FixtureRequest, tmp_path: Path, nats_url: str) -> AsyncIterator[MakePair]:
+    """Makes a pair on each kind of bus; `b` is on the host that is named, `a` on `here`."""
+    pairs: list[Pair] = []
+    broker = MemoryBroker()
+    small = NatsServer(tmp_path / "nats", max_payload=64 << 10)
+    if request.param == "nats 64 KB":
+        await small.start()
+
+    async def bus(name: str) -> Bus:
+        if request.param == "memory":
+            return broker.connect()
+        return await connect(nats_url if request.param == "nats 1 MB" else small.url, name)
+
+    async def make(host: str) -> Pair:
+        pairs.append(Pair((await bus("a"), await bus("b")), ("here", host)))
+        await pairs[-1].b.listen(NET, [NODE])
+        return pairs[-1]
+
+    yield make
+    for pair in pairs:
+        await pair.close()
+    await small.stop()
+
+
+async def send_all(pair: Pair, arrays: list[Array]) -> None:
+    """All at once, numbered by micro-batch."""
+    await asyncio.gather(*(pair.a.send(B, replace(HOP, micro=number), array) for number, array in enumerate(arrays)))
+    await until(lambda: len(pair.got) == len(arrays), 20)
+
+
+@pytest.mark.parametrize(("host", "lane"), [("here", "shm"), ("elsewhere", "chunks")])
+async def test_tensors_arrive_once_in_order_over_the_best_lane(make: MakePair, host: str, lane: str) -> None:
+    """Small ones inline, large ones by shared memory or chunks; bits, shape, dtype and header as sent."""
+    pair = await make(host)
+    rng = np.random.default_rng(1)
+    for shape, lanes in (((3, 5), {"inline"}), ((), {"inline"}), ((0, 4), {"inline"}), ((2, 300, 1024), {lane})):
+        pair.got.clear()
+        arrays = [rng.standard_normal(shape).astype(dtype) for dtype in (np.float32, ml_dtypes.bfloat16, np.float16) for _ in range(3)]
+        await send_all(pair, arrays)
+        assert {hop.lane.partition(":")[0] for hop, _ in pair.got} == lanes
+        for number, (array, (hop, got)) in enumerate(zip(arrays, pair.got, strict=True)):
+            assert (hop.micro, hop.sender, hop.dtype, hop.shape) == (number, A, array.dtype.name, array.shape)
+            assert got.dtype == array.dtype
+            assert got.tobytes() == array.tobytes()
+
+
+async def test_a_tensor_that_is_not_contiguous_arrives_as_it_looks(make: MakePair) -> None:
+    """Transposed and sliced views."""
+    pair = await make("elsewhere")
+    array = np.arange(24, dtype=np.int64).reshape(4, 6).T[::2]
+    await send_all(pair, [array])
+    np.testing.assert_array_equal(pair.got[0][1], array)
+
+
+async def test_both_phases_are_heard_until_unlisten(make: MakePair) -> None:
+    """Listening twice is listening once."""
+    pair = await make("here")
+    await pair.b.listen(NET, [NODE])
+    await pair.a.send(B, HOP, np.zeros(1))
+    await pair.a.send(B, replace(HOP, phase="bwd"), np.ones(1))
+    await until(lambda: len(pair.got) == 2)
+    assert {hop.phase for hop, _ in pair.got} == {"fwd", "bwd"}
+    await pair.b.unlisten(NET, [NODE, NodeId("never")])
+    passed: list[bytes] = []
+    control = await pair.buses[1].subscribe(subjects.hop(NET, NODE, "fwd"), passed.append)
+    await pair.a.send(B, HOP, np.zeros(1))
+    await until(lambda: bool(passed))
+    await control.stop()
+    await pair.b.listen(NET, [NODE])
+    await pair.a.send(B, replace(HOP, step=2), np.zeros(1))
+    await until(lambda: len(pair.got) == 3)
+    assert pair.got[-1][0].step == 2
+
+
+async def test_a_slow_peer_does_not_block_another() -> None:
+    """`a` waits for a peer that never answers, and goes on with `b`."""
+    broker = MemoryBroker()
+    pair = Pair((broker.connect(), broker.connect()), ("here", "elsewhere"))
+    await pair.b.listen(NET, [NODE])
+    dead = asyncio.create_task(pair.a.send(PNodeId("dead"), replace(HOP, targets=((NodeId("m"), 0),)), np.zeros(8 * MIB, np.uint8)))
+    await send_all(pair, [np.zeros(MIB, np.uint8)] * 5)
+    assert not dead.done()
+    await pair.close()
+    with pytest.raises(WorldError):
+        await dead
+
+
+async def test_where_shared_memory_is_refused_chunks_carry_the_tensor(make: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, and from then on without asking again."""
+    pair = await make("here")
+
+    def closed(name: str) -> segment.Segment:
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr(segment, "attach", closed)
+    await send_all(pair, [np.full(MIB, number, np.uint8) for number in range(4)])
+    assert {hop.lane for hop, _ in pair.got} == {"chunks"}
+    assert sorted(int(array[0]) for _, array in pair.got) == [0, 1, 2, 3]
+
+
+async def test_bad_messages_are_dropped_counted_and_do_no_harm(make: MakePair) -> None:
+    """Noise, other messages, unknown lanes and dtypes, on every subject."""
+    pair = await make("elsewhere")
+    good = replace(HOP, sender=A, dtype="uint8", shape=(1,), nbytes=1, transfer=1)
+    bad_hops = [
+        b"",
+        b"noise",
+        codec.encode_with_payload(Credit(A, 1, 1), b""),
+        codec.encode_with_payload(replace(good, lane="pigeon"), b"x"),
+        codec.encode_with_payload(replace(good, dtype="O"), b"x"),
+        codec.encode_with_payload(replace(good, shape=(2,)), b"x"),
+        codec.encode_with_payload(good, b"xy"),
+    ]
+    for data in bad_hops:
+        await pair.buses[0].publish(subjects.hop(NET, NODE, "fwd"), data)
+    await pair.buses[0].publish(subjects.peer(B, "credit"), codec.encode(Chunk(A, 1, 1, 1)))
+    await pair.buses[0].publish(subjects.peer(B, "credit"), codec.encode(Credit(A, 1, 1)))
+    await pair.buses[0].publish(subjects.peer(B, "chunk"), b"noise")
+    await until(lambda: pair.b.dropped.total() == len(bad_hops) + 2)
+    await send_all(pair, [np.ones(2 * MIB, np.uint8)])
+
+
+async def test_a_server_that_restarts_in_the_middle_of_a_transfer_costs_nothing_but_time(tmp_path: Path) -> None:
+    """SIGKILL while chunks are under way: every tensor arrives once, unharmed."""
+    server = NatsServer(tmp_path / "nats")
+    await server.start()
+    pair = Pair((await connect(server.url, "a"), await connect(server.url, "b")), ("here", "elsewhere"))
+    await pair.b.listen(NET, [NODE])
+    arrays: list[Array] = [np.random.default_rng(number).integers(0, 255, 24 * MIB, np.uint8) for number in range(3)]
+    sending = asyncio.create_task(send_all(pair, arrays))
+    await until(lambda: bool(pair.got))
+    server.kill()
+    await server.stop()
+    server = NatsServer(tmp_path / "nats", port=int(server.url.rsplit(":", 1)[1]))
+    await server.start()
+    await sending
+    for number, (hop, got) in enumerate(sorted(pair.got, key=lambda one: one[0].micro)):
+        assert hop.micro == number
+        np.testing.assert_array_equal(got, arrays[number])
+    await pair.close()
+    await server.stop()
+
+
+async def test_close_leaves_nothing(make: MakePair, own_directory: Path) -> None:
+    """No segment, no task, and a second close is fine."""
+    pair = await make("here")
+    await send_all(pair, [np.zeros(MIB, np.uint8)])
+    assert len(list(own_directory.iterdir())) == 1
+    await pair.a.close()
+    await pair.a.close()
+    await pair.b.close()
+    assert list(own_directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("host", ["here", "elsewhere"])
+async def test_close_ends_sends_that_wait_for_room(host: str) -> None:
+    """A receiver that is not there, more tensors than a ring or window holds: each send fails, none hangs."""
+    broker = MemoryBroker()
+    pair = Pair((broker.connect(), broker.connect()), ("here", host))
+    sends = [asyncio.create_task(pair.a.send(B, HOP, np.zeros(3 * MIB, np.uint8))) for _ in range(6)]
+    heard: list[bytes] = []
+    await pair.buses[1].subscribe(subjects.hop(NET, NODE, "fwd"), heard.append)
+    await until(lambda: bool(heard))
+    await pair.close()
+    results = await asyncio.gather(*sends, return_exceptions=True)
+    assert [type(result) for result in results] == [WorldError] * 6
+    with pytest.raises(WorldError):
+        await pair.a.send(B, HOP, np.zeros(3 * MIB, np.uint8))
