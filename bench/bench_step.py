@@ -82,7 +82,8 @@ def table(rows: list[tuple[str, float, float, float]]) -> str:
     """Markdown."""
     head = "| network | PyTorch eager | 1 agent | ratio | 2 agents | ratio |\n|---|---|---|---|---|---|\n"
     return head + "".join(
-        f"| {name} | {torch:.1f} ms | {one:.1f} ms | {one / torch:.2f} | {two:.1f} ms | {two / torch:.2f} |\n" for name, torch, one, two in rows
+        f"| {name} | {torch:.1f} ms | {one:.1f} ms | {one / torch:.2f} | {two:.1f} ms | {two / torch:.2f} |\n"
+        for name, torch, one, two in rows
     )
 
 

@@ -138,7 +138,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     args = parser.parse_args()
     times = step_times(SHAPES[args.network], args.steps)
-    result = {"network": args.network, "step_ms": round(statistics.median(times), 2), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    result = {
+        "network": args.network,
+        "step_ms": round(statistics.median(times), 2),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
     sys.stdout.write(json.dumps(result) + "\n")
 
 

@@ -148,8 +148,16 @@ class Backend(Protocol):
         ...
 
     def linear_backward(
-        self, dy_RO: Array, x_RI: Array, w_OI: Array, pre_RO: Array | None, activation: Activation | None,
-        into_w: Array, into_b: Array | None, accumulate: bool, need_dx: bool,
+        self,
+        dy_RO: Array,
+        x_RI: Array,
+        w_OI: Array,
+        pre_RO: Array | None,
+        activation: Activation | None,
+        into_w: Array,
+        into_b: Array | None,
+        accumulate: bool,
+        need_dx: bool,
     ) -> Array | None:
         """dx (None unless `need_dx`); dw = dy^T x and db = column sums go to the accumulators."""
         ...
@@ -191,8 +199,15 @@ class Backend(Protocol):
         ...
 
     def layernorm_backward(
-        self, dy_RD: Array, x_RD: Array, g_D: Array, mean_R: Array, rstd_R: Array,
-        into_g: Array, into_b: Array | None, accumulate: bool,
+        self,
+        dy_RD: Array,
+        x_RD: Array,
+        g_D: Array,
+        mean_R: Array,
+        rstd_R: Array,
+        into_g: Array,
+        into_b: Array | None,
+        accumulate: bool,
     ) -> Array:
         """dx; dg and db go to the accumulators."""
         ...
@@ -201,15 +216,11 @@ class Backend(Protocol):
         """w[ids] (+ positions[:T]) as [B, T, D] in `precision`."""
         ...
 
-    def embedding_backward(
-        self, dy_BTD: Array, ids_BT: Array, into_w: Array, into_positions: Array | None, accumulate: bool
-    ) -> None:
+    def embedding_backward(self, dy_BTD: Array, ids_BT: Array, into_w: Array, into_positions: Array | None, accumulate: bool) -> None:
         """Sums per id and per position, in the order of rows."""
         ...
 
-    def attention(
-        self, qkv_BTF: Array, heads: int, causal: bool, rope: Rope | None
-    ) -> tuple[Array, tuple[Array, ...]]:
+    def attention(self, qkv_BTF: Array, heads: int, causal: bool, rope: Rope | None) -> tuple[Array, tuple[Array, ...]]:
         """Softmax attention, scale 1/sqrt(head_dim), over F = 3 * heads * head_dim columns: all of q (head after head), of k, of v.
 
         Returns (o [B, T, heads * head_dim], what the backward needs).
@@ -243,8 +254,16 @@ class Backend(Protocol):
         ...
 
     def lm_head_cross_entropy(
-        self, x_RD: Array, w_VD: Array, b_V: Array | None, targets_R: Array, weight: float, grad_scale: float,
-        into_w: Array | None, into_b: Array | None, accumulate: bool,
+        self,
+        x_RD: Array,
+        w_VD: Array,
+        b_V: Array | None,
+        targets_R: Array,
+        weight: float,
+        grad_scale: float,
+        into_w: Array | None,
+        into_b: Array | None,
+        accumulate: bool,
     ) -> tuple[float, Array | None]:
         """`linear` + `cross_entropy`, forward and backward in one pass over tiles of tokens: (loss, dx).
 

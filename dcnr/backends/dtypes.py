@@ -11,12 +11,14 @@ import numpy as np
 
 from dcnr.backends.base import Precision
 
-_DTYPES: Mapping[Precision, np.dtype[Any]] = MappingProxyType({
-    "float64": np.dtype(np.float64),
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-})
+_DTYPES: Mapping[Precision, np.dtype[Any]] = MappingProxyType(
+    {
+        "float64": np.dtype(np.float64),
+        "float32": np.dtype(np.float32),
+        "float16": np.dtype(np.float16),
+        "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    }
+)
 _PRECISIONS: Mapping[np.dtype[Any], Precision] = MappingProxyType({dtype: precision for precision, dtype in _DTYPES.items()})
 
 

@@ -29,9 +29,7 @@ def load_backend(name: BackendName | str) -> Backend:
         case "cpu":
             return _cpu()
         case "cupy" | "mlx" as gpu:
-            raise BackendUnavailable(
-                f"This version of DCNR has no {gpu} backend yet.", "Use --backend cpu, which runs on every machine."
-            )
+            raise BackendUnavailable(f"This version of DCNR has no {gpu} backend yet.", "Use --backend cpu, which runs on every machine.")
         case _:
             names = ", ".join(get_args(BackendName))
             raise BackendUnavailable(f"There is no backend called '{name}'.", f"Choose one of: {names}.")

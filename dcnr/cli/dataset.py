@@ -26,9 +26,7 @@ def dataset() -> None:
 @click.option("--seq-len", type=click.IntRange(1), default=DEFAULT_SEQ_LEN, show_default=True, help="Sequence length it is meant for.")
 @data_dir_option
 @json_option
-def create(
-    name: str, paths: tuple[str, ...], tokenizer: str, validation: float, seq_len: int, data_dir: Path, as_json: bool
-) -> None:
+def create(name: str, paths: tuple[str, ...], tokenizer: str, validation: float, seq_len: int, data_dir: Path, as_json: bool) -> None:
     """Tokenise PATHS (text files, folders, globs) into dataset NAME; the end of the text is for validation."""
     with progress("tokenising") as on_progress:
         made = Dataset.create(data_dir, name, paths, tokenizer, validation, seq_len, on_progress)
@@ -63,9 +61,7 @@ def show(name: str, data_dir: Path, as_json: bool) -> None:
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The .npy file to write.")
 @data_dir_option
 @json_option
-def batch(
-    name: str, split: Split, seed: int, step: int, batch: int, seq_len: int | None, out: Path, data_dir: Path, as_json: bool
-) -> None:
+def batch(name: str, split: Split, seed: int, step: int, batch: int, seq_len: int | None, out: Path, data_dir: Path, as_json: bool) -> None:
     """Write the token ids that one step of a session sees.
 
     They are int64 [batch, T + 1]: columns up to T are the inputs, from the second on the targets. A session takes T from its

@@ -50,9 +50,7 @@ def initial_state(hyper: Hyper, float16: bool) -> ScalerState:
     return ScalerState(loss_scale=FIRST_LOSS_SCALE, dynamic=True) if float16 else ScalerState()
 
 
-def decide(
-    hyper: Hyper, total_steps: int, step: int, state: ScalerState, squared_norms: Sequence[float], finite: bool
-) -> Verdict:
+def decide(hyper: Hyper, total_steps: int, step: int, state: ScalerState, squared_norms: Sequence[float], finite: bool) -> Verdict:
     """Decide step `step` (counted from 1). `squared_norms` are of the scaled gradients, one per VNode, in node order."""
     factor = lr_factor(hyper, step, hyper.decay_steps or total_steps)
     norm = math.sqrt(sum(squared_norms)) / state.loss_scale if finite else math.inf

@@ -103,12 +103,7 @@ def test_every_hop_finds_its_place() -> None:
     for homes in (spread(graph, [A, B]), alternate(graph, [A, B])):
         routes = {pnode: find_routes(graph, homes, pnode) for pnode in (A, B)}
         sent = {(pnode, "fwd", at) for pnode, at in forwards(routes)} | {(pnode, "bwd", at) for pnode, at in backwards(routes)}
-        expected = {
-            (pnode, phase, at)
-            for pnode, part in routes.items()
-            for segment in part.segments
-            for phase, at in arrivals(segment)
-        }
+        expected = {(pnode, phase, at) for pnode, part in routes.items() for segment in part.segments for phase, at in arrivals(segment)}
         assert sent == expected
 
 

@@ -124,6 +124,7 @@ async def test_publishing_into_an_outage_ends_in_an_error_not_in_memory(own_serv
     bus = await connect(own_server.url, "test")
     await own_server.stop()
     await until(lambda: not bus.is_connected)
+
     async def flood() -> None:
         for _ in range(100):
             await bus.publish("x", bytes(256 << 10))

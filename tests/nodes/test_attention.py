@@ -36,13 +36,15 @@ def test_merged_heads_compute_what_the_heads_compute() -> None:
     for head in ("a", "b"):
         alone = case("attention_head", config, [(5, 7)])
         params = {
-            p.name: np.concatenate([
-                given.params[p.name][part.start : part.stop]
-                for p2 in merged.build().parameters
-                if p2.name == p.name
-                for part in p2.parts
-                if part.node == head
-            ])
+            p.name: np.concatenate(
+                [
+                    given.params[p.name][part.start : part.stop]
+                    for p2 in merged.build().parameters
+                    if p2.name == p.name
+                    for part in p2.parts
+                    if part.node == head
+                ]
+            )
             for p in alone.build().parameters
         }
         outputs.append(forward(backend, alone, Example(given.inputs, params, ()), "float64")[0])

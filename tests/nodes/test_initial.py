@@ -53,9 +53,7 @@ def test_merged_heads_start_as_the_heads_they_are_made_of() -> None:
     def values(kind: str, node: str, members: tuple[str, ...]) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
         resolved = FusedHeadsConfig.fuse([config] * 3) if kind == "fused_heads" else config
         built = NODE_TYPES[kind].build(BuildArgs(node, resolved, ((5, 7),), ((5, 4),), False, members))
-        return {
-            f"{part.node}.{part.name}": initial_value(3, p)[part.start : part.stop] for p in built.parameters for part in p.parts
-        }
+        return {f"{part.node}.{part.name}": initial_value(3, p)[part.start : part.stop] for p in built.parameters for part in p.parts}
 
     merged = values("fused_heads", "stack", ("copy", *heads, "stack"))
     alone = {key: value for head in heads for key, value in values("attention_head", head, (head,)).items()}

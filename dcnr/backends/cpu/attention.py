@@ -97,9 +97,7 @@ def attention(pool: Pool, qkv: Floats, heads: int, causal: bool, rope: Rope | No
     return narrow(pool, o, qkv.dtype), (x_BTF, p)
 
 
-def attention_backward(
-    pool: Pool, do: Floats, saved: tuple[Floats, ...], heads: int, causal: bool, rope: Rope | None
-) -> Floats:
+def attention_backward(pool: Pool, do: Floats, saved: tuple[Floats, ...], heads: int, causal: bool, rope: Rope | None) -> Floats:
     """See `Backend.attention_backward`."""
     x_BTF, p = saved
     _, positions, columns = x_BTF.shape

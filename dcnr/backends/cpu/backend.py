@@ -125,9 +125,7 @@ class CpuBackend:
     def embedding(self, ids_BT: Array, w_VD: Array, positions_TD: Array | None, precision: Precision) -> Array:
         return embedding.embedding(self._pool, ids_BT, w_VD, positions_TD, storage(precision))
 
-    def embedding_backward(
-        self, dy_BTD: Array, ids_BT: Array, into_w: Array, into_positions: Array | None, accumulate: bool
-    ) -> None:
+    def embedding_backward(self, dy_BTD: Array, ids_BT: Array, into_w: Array, into_positions: Array | None, accumulate: bool) -> None:
         embedding.embedding_backward(self._pool, dy_BTD, ids_BT, into_w, into_positions, accumulate)
 
     def attention(self, qkv_BTF: Array, heads: int, causal: bool, rope: Rope | None) -> tuple[Array, tuple[Array, ...]]:

@@ -140,8 +140,16 @@ def mean_squared_error(pool: Pool, x: Array, target: Array, weight: float, grad_
 
 
 def lm_head_cross_entropy(
-    pool: Pool, x: Array, w_VD: Array, b_V: Array | None, targets: Array, weight: float, grad_scale: float,
-    into_w: Array | None, into_b: Array | None, accumulate: bool,
+    pool: Pool,
+    x: Array,
+    w_VD: Array,
+    b_V: Array | None,
+    targets: Array,
+    weight: float,
+    grad_scale: float,
+    into_w: Array | None,
+    into_b: Array | None,
+    accumulate: bool,
 ) -> tuple[float, Array | None]:
     """See `Backend.lm_head_cross_entropy`."""
     vocabulary, width = w_VD.shape

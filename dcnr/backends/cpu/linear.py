@@ -62,8 +62,16 @@ def linear(pool: Pool, x: Floats, w_OI: Floats, b_O: Floats | None, activation: 
 
 
 def linear_backward(
-    pool: Pool, dy: Floats, x: Floats, w_OI: Floats, pre: Floats | None, activation: Activation | None,
-    into_w: Floats, into_b: Floats | None, accumulate: bool, need_dx: bool,
+    pool: Pool,
+    dy: Floats,
+    x: Floats,
+    w_OI: Floats,
+    pre: Floats | None,
+    activation: Activation | None,
+    into_w: Floats,
+    into_b: Floats | None,
+    accumulate: bool,
+    need_dx: bool,
 ) -> Floats | None:
     """See `Backend.linear_backward`."""
     outputs, inputs = w_OI.shape

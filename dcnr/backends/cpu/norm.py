@@ -105,7 +105,14 @@ def layernorm_backward(
     width = x.shape[-1]
     dx = pool.empty(x.shape)
     layernorm_backward_kernel(
-        wide(pool, dy).reshape(-1, width), wide(pool, x).reshape(-1, width), wide(pool, g_D), mean_R.reshape(-1), rstd_R.reshape(-1),
-        dx.reshape(-1, width), into_g, NOTHING if into_b is None else into_b, accumulate,
+        wide(pool, dy).reshape(-1, width),
+        wide(pool, x).reshape(-1, width),
+        wide(pool, g_D),
+        mean_R.reshape(-1),
+        rstd_R.reshape(-1),
+        dx.reshape(-1, width),
+        into_g,
+        NOTHING if into_b is None else into_b,
+        accumulate,
     )
     return narrow(pool, dx, dy.dtype)

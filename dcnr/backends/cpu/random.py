@@ -101,8 +101,16 @@ def keep(pool: Pool, x: Array, rate: float, scale: float, rng: Philox, residual:
     y = pool.empty(x.shape)
     extra = NOTHING if residual is None else wide(pool, residual).reshape(-1)
     keep_kernel(
-        x4.reshape(-1), extra, y.reshape(-1), rng.offset, rng.seed & LOW_WORD, (rng.seed >> 32) & LOW_WORD, rng.stream & LOW_WORD,
-        rng.step & LOW_WORD, int(rate * 4294967296.0), scale,
+        x4.reshape(-1),
+        extra,
+        y.reshape(-1),
+        rng.offset,
+        rng.seed & LOW_WORD,
+        (rng.seed >> 32) & LOW_WORD,
+        rng.stream & LOW_WORD,
+        rng.step & LOW_WORD,
+        int(rate * 4294967296.0),
+        scale,
     )
     return narrow(pool, y, x.dtype)
 

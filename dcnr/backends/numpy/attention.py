@@ -18,9 +18,7 @@ class AttentionOps:
     """Attention over all of q, of k, of v in the columns of one array."""
 
     @quiet
-    def attention(
-        self, qkv_BTF: HostArray, heads: int, causal: bool, rope: Rope | None
-    ) -> tuple[HostArray, tuple[HostArray, ...]]:
+    def attention(self, qkv_BTF: HostArray, heads: int, causal: bool, rope: Rope | None) -> tuple[HostArray, tuple[HostArray, ...]]:
         """Nothing is saved."""
         q, k, v = _heads(wide(qkv_BTF), heads, rope)
         return like(_merged(_probabilities(q, k, causal) @ v), qkv_BTF), ()

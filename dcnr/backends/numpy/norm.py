@@ -12,9 +12,7 @@ class NormOps:
     """y = (x - mean) * rstd * g + b, row by row."""
 
     @quiet
-    def layernorm(
-        self, x_RD: HostArray, g_D: HostArray, b_D: HostArray | None, eps: float
-    ) -> tuple[HostArray, HostArray, HostArray]:
+    def layernorm(self, x_RD: HostArray, g_D: HostArray, b_D: HostArray | None, eps: float) -> tuple[HostArray, HostArray, HostArray]:
         """(y, mean, rstd)."""
         x = wide(x_RD)
         mean_R = x.mean(axis=-1)

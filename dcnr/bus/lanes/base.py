@@ -174,5 +174,3 @@ def resolve(future: asyncio.Future[None], error: Exception | None = None) -> Non
         future.set_result(None)
     else:
         future.set_exception(error)
-
-

@@ -44,9 +44,7 @@ def test_a_private_folder_where_the_cache_cannot_be_made(monkeypatch: pytest.Mon
 
 def test_one_process_compiles_at_a_time(tmp_path: Path) -> None:
     """While it does, the lock is taken; when it is through, the cache is complete and the lock free."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline().strip() == "in"
     with (tmp_path / "lock").open("w") as lock:
