@@ -57,14 +57,14 @@ def dcnr_step_ms(case: Case, agents: int, data_dir: Path, text: Path) -> float:
     source = (ROOT / "networks" / f"{case.network}.yml").read_text()
     file.write_text(source.replace("precision: fp16", "precision: float32"))
     command = [
-        sys.executable, "-m", "dcnr.cli.main", "train", str(file), "--text", str(text), "--steps", str(case.steps + WARM_UP), "--batch", str(case.batch),
-        "--micro-batches", "1" if agents == 1 else "2", "--local", str(agents), "--backend", "cpu", "--data-dir", str(data_dir), "--json",
+        sys.executable, "-m", "dcnr.cli.main", "train", str(file), "--text", str(text),
+        "--steps", str(case.steps + WARM_UP), "--batch", str(case.batch), "--micro-batches", "1" if agents == 1 else "2", "--local", str(agents), "--backend", "cpu", "--data-dir", str(data_dir), "--json",
     ]  # fmt: skip
     for setting in case.hyper:
         command += ["--set", setting]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment())
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    return statistics.median(row["step_ms"] for row in rows if row["event"] == "step" and row["step"] > WARM_UP)
+    return statistics.median(float(row["step_ms"]) for row in rows if row["event"] == "step" and row["step"] > WARM_UP)
 
 
 def corpus(directory: Path, case: Case) -> Path:

@@ -15,7 +15,7 @@ def test_ids_name_blocks() -> None:
     assert block_of(NodeId("block_3_head_0")) == "block_3"
     assert block_of(NodeId("h12-ln")) == "h12"
     assert block_of(NodeId("head_0")) is None
-    assert [(name, len(nodes)) for name, nodes in blocks(shipped("tiny")).items()] == [("block_0", 18), ("block_1", 18)]
+    assert [(name, len(nodes)) for name, nodes in blocks(shipped("tiny")).items()] == [("block_0", 16), ("block_1", 16)]
 
 
 def test_topology_2_fits_a_page() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,9 @@ from dcnr.data.dataset import Dataset
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 F = torch.nn.functional
+
+Tensor = Any
+Params = Mapping[str, Tensor]
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, BATCH, SEED = 50, 8, 7
@@ -31,41 +35,17 @@ def dcnr(*arguments: str) -> str:
     return done.stdout
 
 
-class PlainTiny(torch.nn.Module):
-    """networks/tiny.yml as a person writes it in PyTorch, with DCNR's exported weights."""
-
-    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
-        super().__init__()
-        self.p = torch.nn.ParameterDict({name.replace(".", "/"): torch.nn.Parameter(value.clone()) for name, value in weights.items()})
-
-    def linear(self, x: torch.Tensor, node: str, kind: str = "") -> torch.Tensor:
-        """x w^T (+ b)."""
-        bias = f"{node}/{kind}bias"
-        return F.linear(x, self.p[f"{node}/{kind}weight"], self.p[bias] if bias in self.p else None)
-
-    def norm(self, x: torch.Tensor, node: str) -> torch.Tensor:
-        """Layer normalisation."""
-        return F.layer_norm(x, x.shape[-1:], self.p[f"{node}/weight"], self.p[f"{node}/bias"])
-
-    def head(self, x: torch.Tensor, node: str) -> torch.Tensor:
-        """One rotary causal head: [B, T, D] -> [B, T, head_dim]."""
-        q, k, v = (self.linear(x, node, f"{kind}_") for kind in "qkv")
-        return F.scaled_dot_product_attention(rotate(q), rotate(k), v, is_causal=True)
-
-    def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy."""
-        x = self.p["embedder/weight"][ids]
-        for b in range(BLOCKS):
-            h = self.norm(x, f"block_{b}_ln1")
-            heads = torch.cat([self.head(h, f"block_{b}_head_{i}") for i in range(HEADS)], -1)
-            x = x + self.linear(heads, f"block_{b}_output_proj")
-            h = F.gelu(self.linear(self.norm(x, f"block_{b}_ln2"), f"block_{b}_ffn_up"))
-            x = x + self.linear(h, f"block_{b}_ffn_down")
-        logits = self.norm(x, "final_ln") @ self.p["embedder/weight"].T
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+def linear(p: Params, x: Tensor, node: str, kind: str = "") -> Tensor:
+    """x w^T (+ b)."""
+    return F.linear(x, p[f"{node}.{kind}weight"], p.get(f"{node}.{kind}bias"))
 
 
-def rotate(x: torch.Tensor) -> torch.Tensor:
+def norm(p: Params, x: Tensor, node: str) -> Tensor:
+    """Layer normalisation."""
+    return F.layer_norm(x, x.shape[-1:], p[f"{node}.weight"], p[f"{node}.bias"])
+
+
+def rotate(x: Tensor) -> Tensor:
     """Rotary embedding of neighbouring pairs, theta 10000."""
     t, d = x.shape[-2:]
     angle = torch.outer(torch.arange(t).double(), 10_000.0 ** (-torch.arange(0, d, 2).double() / d))
@@ -74,21 +54,40 @@ def rotate(x: torch.Tensor) -> torch.Tensor:
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
 
 
-def plain_losses(weights: dict[str, torch.Tensor], batch_of: Callable[[int], np.ndarray]) -> list[float]:
-    """Train the plain model on the same batches."""
-    net = PlainTiny(weights)
+def head(p: Params, x: Tensor, node: str) -> Tensor:
+    """One rotary causal head: [B, T, D] -> [B, T, head_dim]."""
+    q, k, v = (linear(p, x, node, f"{kind}_") for kind in "qkv")
+    return F.scaled_dot_product_attention(rotate(q), rotate(k), v, is_causal=True)
+
+
+def plain_loss(p: Params, ids: Tensor, targets: Tensor) -> Tensor:
+    """networks/tiny.yml as a person writes it in PyTorch: mean cross-entropy."""
+    x = p["embedder.weight"][ids]
+    for b in range(BLOCKS):
+        h = norm(p, x, f"block_{b}_ln1")
+        heads = torch.cat([head(p, h, f"block_{b}_head_{i}") for i in range(HEADS)], -1)
+        x = x + linear(p, heads, f"block_{b}_output_proj")
+        h = F.gelu(linear(p, norm(p, x, f"block_{b}_ln2"), f"block_{b}_ffn_up"))
+        x = x + linear(p, h, f"block_{b}_ffn_down")
+    logits = norm(p, x, "final_ln") @ p["embedder.weight"].T
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def plain_losses(weights: Mapping[str, Tensor], batch_of: Callable[[int], np.ndarray]) -> list[float]:
+    """Train from `weights` on the same batches."""
+    p = {name: value.clone().requires_grad_() for name, value in weights.items()}
     groups = [
-        {"params": [p for p in net.parameters() if p.dim() > 1], "weight_decay": HYPER["weight_decay"]},
-        {"params": [p for p in net.parameters() if p.dim() == 1], "weight_decay": 0.0},
+        {"params": [v for v in p.values() if v.dim() > 1], "weight_decay": HYPER["weight_decay"]},
+        {"params": [v for v in p.values() if v.dim() == 1], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=HYPER["lr"], betas=(HYPER["beta1"], HYPER["beta2"]))
     losses = []
     for step in range(1, STEPS + 1):
         ids = torch.from_numpy(batch_of(step))
-        loss = net(ids[:, :-1], ids[:, 1:])
+        loss = plain_loss(p, ids[:, :-1], ids[:, 1:])
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), HYPER["clip_norm"])
+        torch.nn.utils.clip_grad_norm_(p.values(), HYPER["clip_norm"])
         optimizer.step()
         losses.append(loss.item())
     return losses
@@ -103,8 +102,8 @@ def test_every_loss_of_fifty_steps_is_that_of_plain_pytorch(tmp_path: Path) -> N
     dcnr("tokenizer", "train", "parity", str(text), "--vocab-size", "1024", *data_dir)
     dcnr("dataset", "create", "parity", str(text), "--tokenizer", "parity", "--seq-len", "64", *data_dir)
     lines = dcnr(
-        "train", str(ROOT / "networks/tiny.yml"), "--dataset", "parity", "--steps", str(STEPS), "--batch", str(BATCH), "--micro-batches", "2",
-        "--seed", str(SEED), "--session", "parity", "--local", "2", "--json", *data_dir, *(f"--set={k}={v}" for k, v in HYPER.items()),
+        "train", str(ROOT / "networks/tiny.yml"), "--dataset", "parity", "--steps", str(STEPS), "--batch", str(BATCH),
+        "--micro-batches", "2", "--seed", str(SEED), "--session", "parity", "--local", "2", "--json", *data_dir, *(f"--set={k}={v}" for k, v in HYPER.items()),
     )  # fmt: skip
     ours = [row["loss"] for row in map(json.loads, lines.splitlines()) if row["event"] == "step"]
     dcnr("checkpoint", "export", "parity", "--step", "0", "--out", str(tmp_path / "w.safetensors"), *data_dir)
