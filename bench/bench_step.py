@@ -56,10 +56,9 @@ def dcnr_step_ms(case: Case, agents: int, data_dir: Path, text: Path) -> float:
     file = data_dir / f"{case.network}.yml"
     source = (ROOT / "networks" / f"{case.network}.yml").read_text()
     file.write_text(source.replace("precision: fp16", "precision: float32"))
-    command = [
-        sys.executable, "-m", "dcnr.cli.main", "train", str(file), "--text", str(text),
-        "--steps", str(case.steps + WARM_UP), "--batch", str(case.batch), "--micro-batches", "1" if agents == 1 else "2", "--local", str(agents), "--backend", "cpu", "--data-dir", str(data_dir), "--json",
-    ]  # fmt: skip
+    command = [sys.executable, "-m", "dcnr.cli.main", "train", str(file), "--text", str(text), "--json"]
+    command += ["--steps", str(case.steps + WARM_UP), "--batch", str(case.batch), "--micro-batches", "1" if agents == 1 else "2"]
+    command += ["--local", str(agents), "--backend", "cpu", "--data-dir", str(data_dir)]
     for setting in case.hyper:
         command += ["--set", setting]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment())

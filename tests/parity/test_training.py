@@ -101,10 +101,10 @@ def test_every_loss_of_fifty_steps_is_that_of_plain_pytorch(tmp_path: Path) -> N
     text.write_text("".join(p.read_text() for p in sorted((ROOT / "dcnr").rglob("*.py"))))
     dcnr("tokenizer", "train", "parity", str(text), "--vocab-size", "1024", *data_dir)
     dcnr("dataset", "create", "parity", str(text), "--tokenizer", "parity", "--seq-len", "64", *data_dir)
-    lines = dcnr(
-        "train", str(ROOT / "networks/tiny.yml"), "--dataset", "parity", "--steps", str(STEPS), "--batch", str(BATCH),
-        "--micro-batches", "2", "--seed", str(SEED), "--session", "parity", "--local", "2", "--json", *data_dir, *(f"--set={k}={v}" for k, v in HYPER.items()),
-    )  # fmt: skip
+    run = ("--steps", str(STEPS), "--batch", str(BATCH), "--micro-batches", "2", "--seed", str(SEED), "--session", "parity")
+    settings = [f"--set={key}={value}" for key, value in HYPER.items()]
+    file = str(ROOT / "networks/tiny.yml")
+    lines = dcnr("train", file, "--dataset", "parity", *run, *settings, "--local", "2", "--json", *data_dir)
     ours = [row["loss"] for row in map(json.loads, lines.splitlines()) if row["event"] == "step"]
     dcnr("checkpoint", "export", "parity", "--step", "0", "--out", str(tmp_path / "w.safetensors"), *data_dir)
 
