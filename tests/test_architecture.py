@@ -26,7 +26,7 @@ LAYERS = (
     {"optim"},
     {"nodes"},
     {"backends", "text"},
-    {"errors", "ids", "clock", "config", "log", "machine"},
+    {"errors", "ids", "clock", "config", "log", "machine", "signals"},
 )
 """Each part may import its own layer and those below. Neighbours that must not see each other are in `STRANGERS`."""
 

@@ -7,8 +7,6 @@ import os
 import platform
 import re
 import secrets
-import signal
-import threading
 from typing import get_args
 
 import click
@@ -25,12 +23,11 @@ from dcnr.clock import MonotonicClock
 from dcnr.config import from_environment
 from dcnr.errors import BackendUnavailable, DcnrError, UserError
 from dcnr.ids import PNodeId, check_id
+from dcnr.signals import on_interrupt
 
 SHARE_OF_MACHINE = 0.8
 """Memory that an agent may hold unless `--memory` says otherwise."""
-INTERRUPTED = 130
-"""Exit code of a process that could not end by itself in time."""
-LAST_RESORT = 1.9
+GRACE = 1.9
 """Seconds from the request to stop to the end, whatever happens."""
 
 _UNITS = {
@@ -98,20 +95,7 @@ async def serve(name: PNodeId, backend: Backend, memory: int, url: str) -> None:
     """Run until SIGINT or SIGTERM; a second one, or a job that does not end, ends the process at once."""
     info = describe_process(name, backend, memory)
     shell = Shell(info, backend, MonotonicClock(), info.cores)
-    asked: list[threading.Timer] = []
-
-    def stop() -> None:
-        if asked:
-            os._exit(INTERRUPTED)
-        last_resort = threading.Timer(LAST_RESORT, os._exit, [INTERRUPTED])
-        last_resort.daemon = True
-        last_resort.start()
-        asked.append(last_resort)
-        shell.stop()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+    on_interrupt(shell.stop, GRACE)
     await shell.run(lambda purpose: connect(url, f"{name}-{purpose}"), lambda: _ready(info, url))
 
 

@@ -7,24 +7,19 @@ Children of the process need no care in that case: the guard ends them (cli/guar
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
-import threading
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from dcnr.bus.api import call
 from dcnr.bus.base import Bus
 from dcnr.config import from_environment
+from dcnr.signals import leave, on_interrupt
 
 T = TypeVar("T")
 
 GRACE = 2.8
 """Seconds from Ctrl-C to the end, whatever happens."""
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells count it."""
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -32,33 +27,14 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(_interruptible(work))
     except asyncio.CancelledError:
-        _leave()
+        leave()
 
 
 async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
     task = asyncio.current_task()
     assert task is not None
-    loop = asyncio.get_running_loop()
-    asked: list[threading.Timer] = []
-
-    def stop() -> None:
-        if asked:
-            _leave()
-        last_resort = threading.Timer(GRACE, _leave)
-        last_resort.daemon = True
-        last_resort.start()
-        asked.append(last_resort)
-        task.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+    on_interrupt(task.cancel, GRACE)
     return await work
-
-
-def _leave() -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(INTERRUPTED)
 
 
 @asynccontextmanager

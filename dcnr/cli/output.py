@@ -24,14 +24,13 @@ from rich.text import Text
 
 from dcnr.config import from_environment
 from dcnr.errors import DcnrError, UserError
+from dcnr.signals import INTERRUPTED
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 OnProgress = Callable[[int, int], None]
 """Called with (done, total)."""
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells count it."""
 _PIPE_WIDTH = 4096
 """Columns of a table that goes to a file or pipe: enough never to cut a cell."""
 

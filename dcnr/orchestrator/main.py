@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-import signal
-import threading
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -19,10 +17,9 @@ from dcnr.config import Config, from_environment
 from dcnr.errors import DcnrError, UserError
 from dcnr.ids import PNodeId, check_id
 from dcnr.orchestrator.shell import Shell
+from dcnr.signals import on_interrupt
 
-INTERRUPTED = 130
-"""Exit code of a process that had to be ended at once, as shells count it."""
-LAST_RESORT = 2.5
+GRACE = 2.5
 """Seconds from the request to stop to the end, whatever happens."""
 
 
@@ -46,25 +43,9 @@ def orchestrator(data_dir: Path | None, nats_url: str | None, name: str) -> None
 async def _until_stopped(me: PNodeId, config: Config) -> None:
     """Run until SIGINT or SIGTERM; a second one, or an end that takes too long, ends the process at once."""
     work = asyncio.ensure_future(_serve(me, config))
-    loop = asyncio.get_running_loop()
-    asked: list[threading.Timer] = []
-
-    def stop() -> None:
-        if asked:
-            os._exit(INTERRUPTED)
-        last_resort = threading.Timer(LAST_RESORT, os._exit, [INTERRUPTED])
-        last_resort.daemon = True
-        last_resort.start()
-        asked.append(last_resort)
-        work.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
-    try:
+    on_interrupt(work.cancel, GRACE)
+    with suppress(asyncio.CancelledError):
         await work
-    except asyncio.CancelledError:
-        if not asked:
-            raise
 
 
 async def _serve(me: PNodeId, config: Config) -> None:
