@@ -21,10 +21,9 @@ def explain(graph: Graph, hosts: Sequence[Host], rows: int, assignment: Assignme
     """Sentences about `assignment`, as `place` made it of the same arguments."""
     costs = {node.id: node_cost(node, rows) for node in graph.nodes}
     sent = crossings(graph, assignment, rows)
-    free = {host.pnode: host.memory_free for host in hosts}
     return (
         _overview(graph, hosts, rows, assignment, costs),
-        *(_stage(graph, pnode, assignment, costs, free[pnode]) for pnode in assignment.pnodes),
+        *(_stage(graph, pnode, assignment, costs) for pnode in assignment.pnodes),
         *(_crossing(crossing) for crossing in sent),
         *(_group(group.nodes, group.why) for group in together(graph) if group.why),
         *_idle(hosts, assignment),
@@ -45,14 +44,14 @@ def _overview(graph: Graph, hosts: Sequence[Host], rows: int, assignment: Assign
     )
 
 
-def _stage(graph: Graph, pnode: PNodeId, assignment: Assignment, costs: dict[NodeId, NodeCost], free: int) -> str:
+def _stage(graph: Graph, pnode: PNodeId, assignment: Assignment, costs: dict[NodeId, NodeCost]) -> str:
     runs = [segment.nodes for segment in cut_segments(graph, assignment) if segment.pnode == pnode]
     spans = ", then ".join(_names(nodes) for nodes in runs)
     flops, total = _flops(assignment, pnode, costs), sum(cost.flops for cost in costs.values())
     memory = sum(costs[node].bytes for node in assignment.nodes_of(pnode))
     return (
         f"{pnode} holds {_count(len(assignment.nodes_of(pnode)), 'node')} ({spans}): {_giga(flops)}, "
-        f"{flops / max(1, total):.0%} of the work, and {_bytes(memory)} of the {_bytes(free)} that it has free."
+        f"{flops / max(1, total):.0%} of the work, and {_bytes(memory)} of memory."
     )
 
 
@@ -91,7 +90,7 @@ def _giga(flops: int) -> str:
 
 
 def _bytes(count: int) -> str:
-    size, units = count / 2**20, ["MiB", "GiB", "TiB", "PiB"]
-    while size >= 10_000 and len(units) > 1:
+    size, units = count / 2**10, ["KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]
     return f"{size:.1f} {units[0]}"
