@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import platform
 import re
@@ -11,6 +10,7 @@ from typing import get_args
 
 import click
 import psutil
+import uvloop
 
 from dcnr import __version__, log
 from dcnr.agents.shell import Shell
@@ -85,7 +85,7 @@ def main(name: str | None, backend: str, memory: str | None, nats_url: str | Non
     try:
         pnode = PNodeId(check_id(name, "PNode")) if name is not None else default_name()
         limit = parse_memory(memory) if memory is not None else int(psutil.virtual_memory().total * SHARE_OF_MACHINE)
-        asyncio.run(serve(pnode, load_backend(backend), limit, from_environment(nats_url=nats_url).nats_url))
+        uvloop.run(serve(pnode, load_backend(backend), limit, from_environment(nats_url=nats_url).nats_url))
     except DcnrError as error:
         click.echo(f"error: {error}", err=True)
         raise click.exceptions.Exit(2 if isinstance(error, UserError | BackendUnavailable) else 1) from error

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import click
+import uvloop
 
 from dcnr import log
 from dcnr.bus.nats import connect
@@ -34,7 +35,7 @@ def orchestrator(data_dir: Path | None, nats_url: str | None, name: str) -> None
     log.configure()
     try:
         me = PNodeId(check_id(f"{name}-{secrets.token_hex(4)}", "orchestrator"))
-        asyncio.run(_until_stopped(me, from_environment(data_dir, nats_url)))
+        uvloop.run(_until_stopped(me, from_environment(data_dir, nats_url)))
     except DcnrError as error:
         click.echo(f"error: {error}", err=True)
         raise click.exceptions.Exit(2 if isinstance(error, UserError) else 1) from error
