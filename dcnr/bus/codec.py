@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ArgsKwargs
 
 from dcnr.bus.messages import Message
-from dcnr.errors import PeerError
+from dcnr.errors import PeerError, UserError
 from dcnr.ids import ID_RULE, NetworkId, NodeId, PNodeId, SessionId, is_id
 
 ALIGNMENT = 64
@@ -135,6 +135,8 @@ def _as_map(value: object) -> dict[str, Any]:
     """What msgpack asks for where it meets a record inside a message."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, int):  # msgpack's own are at most 64 bits wide, what a user types is not
+        raise UserError(f"the number {value} is too large", "the largest possible is 2**64 - 1")
     raise TypeError(f"{type(value).__name__} cannot be packed")
 
 

@@ -19,7 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from dcnr.errors import UserError
+from dcnr.errors import DcnrError, UserError
+
+USER_ERROR = 2
+"""Exit code of our programs for what the user can mend."""
 
 
 class DirectoryLock:
@@ -97,10 +100,15 @@ class Child:
     def epitaph(self) -> str:
         """How it ended, in one line."""
         code = self.process.returncode
-        how = f"was ended by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with exit code {code}"
+        if code is not None and code < 0:
+            return f"{self.name} was ended by {signal.Signals(-code).name} (log: {self.log})"
         lines = self.log.read_text(errors="replace").split("\n") if self.log.exists() else []
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f"{self.name} {how}: {last or 'it printed nothing'} (log: {self.log})"
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+        return f"{self.name} ended with exit code {code}: {last.removeprefix('error: ')} (log: {self.log})"
+
+    def failure(self) -> DcnrError:
+        """The same as an error, of the kind that its exit code stands for."""
+        return (UserError if self.process.returncode == USER_ERROR else DcnrError)(self.epitaph())
 
 
 class Children:

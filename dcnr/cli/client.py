@@ -7,12 +7,15 @@ Children of the process need no care in that case: the guard ends them (cli/guar
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from dcnr.bus.api import call
 from dcnr.bus.base import Bus
+from dcnr.cli.output import OnProgress, in_thread
 from dcnr.config import from_environment
 from dcnr.signals import leave, on_interrupt
 
@@ -20,6 +23,8 @@ T = TypeVar("T")
 
 GRACE = 2.8
 """Seconds from Ctrl-C to the end, whatever happens."""
+TIDY_UP = 1.0
+"""Seconds of these for work in a thread to stop by itself."""
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -35,6 +40,32 @@ async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
     assert task is not None
     on_interrupt(task.cancel, GRACE)
     return await work
+
+
+class Stopped(Exception):
+    """Work in a thread was cancelled."""
+
+
+async def beside_loop(work: Callable[[OnProgress], T], show: OnProgress = lambda done, total: None) -> T:
+    """The result of `work`, done in a thread, whose progress goes to `show`.
+
+    Cancelled, the next progress of `work` raises `Stopped` inside it; it has `TIDY_UP` seconds to get there, or is left behind.
+    """
+    stopped = threading.Event()
+
+    def on_progress(done: int, total: int) -> None:
+        if stopped.is_set():
+            raise Stopped
+        show(done, total)
+
+    working = asyncio.wrap_future(in_thread(partial(work, on_progress)))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        stopped.set()
+        for ended in (await asyncio.wait({working}, timeout=TIDY_UP))[0]:
+            ended.exception()  # looked at, and of no interest any more
+        raise
 
 
 @asynccontextmanager

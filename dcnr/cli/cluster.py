@@ -23,9 +23,10 @@ from dcnr.bus import subjects
 from dcnr.bus.api import call
 from dcnr.bus.base import Bus
 from dcnr.bus.codec import decode
+from dcnr.bus.lanes import segment
 from dcnr.bus.messages import Heartbeat
 from dcnr.bus.server import NatsServer
-from dcnr.cli.children import Children, DirectoryLock, Guard
+from dcnr.cli.children import Child, Children, DirectoryLock, Guard
 from dcnr.cli.client import connection
 from dcnr.config import from_environment
 from dcnr.errors import BusUnavailable, DcnrError, WorldError
@@ -38,9 +39,9 @@ SHARE_OF_MACHINE = 0.8
 """Memory that all agents together may hold."""
 START_PATIENCE = 300.0
 """Seconds until every agent must be alive; on a slow and busy machine the first start compiles kernels for minutes."""
-NOTICE_AFTER = 15.0
+NOTICE_AFTER = 5.0
 """Seconds of waiting after which a person is told what takes so long."""
-NOTICE = "the first start on a machine compiles kernels: this takes about half a minute"
+NOTICE = "still starting; the first start on a machine compiles kernels, which takes about half a minute"
 AGENT_PATIENCE = 0.6
 SERVER_PATIENCE = 0.3
 ASK_EVERY = 0.1
@@ -66,7 +67,7 @@ class LocalCluster:
         self._children = Children(self._guard, self._data_dir / "logs")
         try:
             await self._start()
-            await self.run_beside(self._wait_until_ready(), _fail)
+            await self._run_beside(self._wait_until_ready(), _fail)
         except BaseException:
             await self._stop()
             raise
@@ -77,8 +78,11 @@ class LocalCluster:
 
     async def run_beside(self, work: Coroutine[Any, Any, T], note: Note) -> T:
         """Do `work` while the children live. A death that ends the cluster cancels it and is raised as `DcnrError`."""
+        return await self._run_beside(work, lambda child: note(child.epitaph()))
+
+    async def _run_beside(self, work: Coroutine[Any, Any, T], tell: Callable[[Child], object]) -> T:
         working = asyncio.ensure_future(work)
-        watches = [asyncio.ensure_future(self._watch_server()), asyncio.ensure_future(self._watch_children(note))]
+        watches = [asyncio.ensure_future(self._watch_server()), asyncio.ensure_future(self._watch_children(tell))]
         try:
             await asyncio.wait([working, *watches], return_when=asyncio.FIRST_COMPLETED)
             for watch in watches:
@@ -95,13 +99,13 @@ class LocalCluster:
             await asyncio.sleep(ASK_EVERY)
         raise DcnrError("nats-server ended", f"its log is in {from_environment(self._data_dir).nats_store}")
 
-    async def _watch_children(self, note: Note) -> NoReturn:
+    async def _watch_children(self, tell: Callable[[Child], object]) -> NoReturn:
         while True:
             child = await self._children.next_death()
             left = [name for name in self.agents if name in self._children.names]
             if child.name not in self.agents or not left:
-                raise DcnrError(child.epitaph())
-            note(child.epitaph())
+                raise child.failure()
+            tell(child)
 
     async def _start(self) -> None:
         if self._server is not None:
@@ -109,6 +113,7 @@ class LocalCluster:
             assert self._server.pid is not None
             self._guard.born(self._server.pid)
             self.url = self._server.url
+        click.echo(f"starting orchestrator and {len(self.agents)} {'agent' if len(self.agents) == 1 else 'agents'} at {self.url}", err=True)
         env = {"NATS_URL": self.url, "DCNR_DATA_DIR": str(self._data_dir)}
         await self._children.start("orchestrator", _program("dcnr.cli.main", "orchestrator"), env)
         memory = str(int(psutil.virtual_memory().total * SHARE_OF_MACHINE / len(self.agents)))
@@ -130,11 +135,12 @@ class LocalCluster:
             notice.cancel()
 
     async def _stop(self) -> None:
-        """Agents and orchestrator first: they say good-bye to the server."""
+        """Agents and orchestrator first: they say good-bye to the server. An agent that was killed left shared memory behind."""
         await self._children.stop(self._children.names, AGENT_PATIENCE)
         if self._server is not None:
             await _stop_server(self._server)
         self._guard.close()
+        segment.sweep()
         self._lock.release()
 
 
@@ -171,6 +177,6 @@ async def _alive(bus: Bus) -> set[str]:
     return {row["pnode"] for row in rows if row["state"] == "alive"}
 
 
-def _fail(line: str) -> None:
+def _fail(child: Child) -> NoReturn:
     """During the start, every death counts."""
-    raise DcnrError(line)
+    raise child.failure()

@@ -3,6 +3,7 @@
 Rule 1: the name is a hash of what decides the result (the text's bytes, vocabulary size, sequence length), so a second run finds them.
 Rule 2: a network with a vocabulary of at most 256 reads characters, a larger one byte-level BPE.
 Rule 3: if the dataset cannot be made, the tokenizer made for it goes too.
+Rule 4: what takes long happens beside the loop, so that Ctrl-C is heard at once.
 """
 
 from __future__ import annotations
@@ -11,33 +12,49 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from dcnr.cli.output import progress
+from dcnr.cli.client import beside_loop
+from dcnr.cli.output import OnProgress, progress, tell_skipped
 from dcnr.data.dataset import Dataset, list_datasets
 from dcnr.errors import UserError
 from dcnr.network.graph import Graph
 from dcnr.nodes.embedding import EmbedderConfig
+from dcnr.text.preprocess import find_files
 from dcnr.text.tokenizer import MIN_BPE_VOCABULARY, Kind, Tokenizer, add_tokenizer, delete_tokenizer, list_tokenizers
 
 
-def prepare_text(data_dir: Path, files: Sequence[Path], graph: Graph) -> str:
-    """The name of a dataset of `files` that fits `graph`. Raises `UserError` for a text that is empty, too short or not UTF-8."""
+async def prepare_text(data_dir: Path, sources: Sequence[str], graph: Graph) -> str:
+    """The name of a dataset of `sources` (files, folders, globs) that fits `graph`.
+
+    Raises `UserError` for a text that is missing, empty, too short or not UTF-8.
+    """
     vocab_size, seq_len = _needs(graph)
-    name = f"text-{_hash(files, vocab_size, seq_len)}"
+    found = await beside_loop(lambda _: find_files(sources))
+    tell_skipped(found.skipped)
+    name = await beside_loop(lambda _: f"text-{_hash(found.files, vocab_size, seq_len)}")
     if any(dataset.name == name for dataset in list_datasets(data_dir)):
         return name
     made = name not in list_tokenizers(data_dir)
     if made:
-        kind: Kind = "char" if vocab_size <= MIN_BPE_VOCABULARY else "bpe"
-        with progress("learning a tokenizer") as on_progress:
-            add_tokenizer(data_dir, name, Tokenizer.train(files, kind, vocab_size, on_progress))
+        await _learn_tokenizer(data_dir, name, found.files, vocab_size)
+
+    def tokenise(on_progress: OnProgress) -> Dataset:
+        return Dataset.create(data_dir, name, sources, name, seq_len=seq_len, on_progress=on_progress)
+
     try:
-        with progress("tokenising") as on_progress:
-            Dataset.create(data_dir, name, files, name, seq_len=seq_len, on_progress=on_progress)
+        with progress("tokenising") as show:
+            await beside_loop(tokenise, show)
     except BaseException:
         if made:
             delete_tokenizer(data_dir, name)
         raise
     return name
+
+
+async def _learn_tokenizer(data_dir: Path, name: str, files: Sequence[Path], vocab_size: int) -> None:
+    kind: Kind = "char" if vocab_size <= MIN_BPE_VOCABULARY else "bpe"
+    with progress("learning a tokenizer") as show:
+        trained = await beside_loop(lambda on_progress: Tokenizer.train(files, kind, vocab_size, on_progress), show)
+    add_tokenizer(data_dir, name, trained)
 
 
 def _needs(graph: Graph) -> tuple[int, int]:

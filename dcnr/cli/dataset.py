@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from dcnr.cli.output import Group, data_dir_option, example, json_option, progress, show_record, show_table
+from dcnr.cli.output import Group, data_dir_option, example, json_option, progress, show_record, show_table, tell_skipped
 from dcnr.data.dataset import DEFAULT_SEQ_LEN, Dataset, DatasetManifest, delete_dataset, list_datasets, read_manifest
 from dcnr.data.split import SPLITS, Split
 
@@ -30,6 +30,7 @@ def create(name: str, paths: tuple[str, ...], tokenizer: str, validation: float,
     """Tokenise PATHS (text files, folders, globs) into dataset NAME; the end of the text is for validation."""
     with progress("tokenising") as on_progress:
         made = Dataset.create(data_dir, name, paths, tokenizer, validation, seq_len, on_progress)
+    tell_skipped(made.manifest.skipped)
     show_record(_fields(made.manifest), as_json)
 
 

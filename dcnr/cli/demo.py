@@ -52,7 +52,7 @@ def demo_plan(data_dir: Path, network: Path, session: SessionId) -> TrainPlan:
     return TrainPlan(
         network=str(network),
         dataset=None,
-        text=str(data_dir / "standard_library.txt"),
+        text=(str(data_dir / "standard_library.txt"),),
         steps=STEPS,
         batch=BATCH,
         micro_batches=2,

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 import click
+from rich.console import Console
 
 from dcnr import __version__
 from dcnr.backends.load import load_backend
@@ -71,7 +72,8 @@ def doctor(data_dir: Path, as_json: bool) -> None:
     """Say what works here: versions, NATS, JetStream, backends, storage. Exit code 1 if something needed does not."""
     problems = 0
     for check in checks(data_dir):
-        finding = check.finding()
+        with Console(stderr=True).status(check.name):  # the first time on a machine, loading a backend compiles kernels
+            finding = check.finding()
         problems += finding.status == "problem"
         if as_json:
             show_json(asdict(finding))

@@ -39,10 +39,10 @@ class Follower:
         """Bus callback: only enqueues."""
         self._news.put_nowait(decode(data))
 
-    async def follow(self, view: View) -> None:
-        """Show everything until the run ends. Raises `DcnrError` if it failed."""
+    async def follow(self, view: View, old: bool = False) -> None:
+        """Show everything until the run ends. Raises `DcnrError` if it failed. An `old` run may have ended, so it is asked for first."""
+        state, reason = await (self._ask() if old else self._next(view))
         while True:
-            state, reason = await self._next(view)
             match state:
                 case "done":
                     view.done(self.session, self.final_loss)
@@ -51,10 +51,11 @@ class Follower:
                     remedy = f"`dcnr session show {self.session}` says more"
                     raise DcnrError(f"session {self.session} failed at step {self.last_step}: {reason}", remedy)
                 case "suspended" | "deleted":
-                    view.note(f"session {self.session} is {state} at step {self.last_step}")
+                    view.note(f"session {self.session} is {state} at step {self.last_step}" + (f": {reason}" if reason else ""))
                     return
                 case _:
                     self._tell(view, state, reason)
+            state, reason = await self._next(view)
 
     async def _next(self, view: View) -> tuple[str, str]:
         """Show steps until the state is heard of."""

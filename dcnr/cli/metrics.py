@@ -30,6 +30,7 @@ async def _tail(subject: str, as_json: bool) -> None:
     news: asyncio.Queue[bytes] = asyncio.Queue()
     async with connection() as bus:
         await bus.subscribe(subject, news.put_nowait)
+        click.echo(f"listening to {subject} until Ctrl-C", err=True)
         while True:
             message = decode(await news.get())
             fields = {"kind": type(message).__name__, **asdict(message)}

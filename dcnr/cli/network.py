@@ -151,7 +151,7 @@ def _reasons(graph: Graph, hosts: list[Host], batch: int) -> tuple[str, ...]:
 def _fields(found: Analysis) -> dict[str, Any]:
     """As the analysis has them, with the crossings as rows of a table."""
     fields = asdict(found)
-    fields["name"] = fields.pop("network")
+    fields = {"name": fields.pop("network"), **fields}
     fields["crossings"] = [
         {
             "edge": f"{crossing.port.node}[{crossing.port.slot}]",

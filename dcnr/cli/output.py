@@ -132,7 +132,7 @@ def show_table(name: str, rows: Sequence[Mapping[str, object]], columns: Sequenc
 
 def _cell(value: object) -> str:
     match value:
-        case None:
+        case None | "":
             return "-"
         case bool():
             return "yes" if value else "no"
@@ -141,9 +141,16 @@ def _cell(value: object) -> str:
         case float():
             return f"{value:.6g}"
         case list() | tuple():
-            return ", ".join(map(_cell, value))
+            return ", ".join(map(_item, value))
+        case dict():
+            return "  ".join(f"{key}={_cell(one)}" for key, one in value.items())
         case _:
             return str(value)
+
+
+def _item(value: object) -> str:
+    """A cell of a list; a list in a list is a shape."""
+    return "×".join(map(str, value)) if isinstance(value, list | tuple) else _cell(value)
 
 
 @contextmanager
@@ -158,11 +165,22 @@ def progress(what: str) -> Iterator[OnProgress]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+def tell_skipped(files: int) -> None:
+    """One line about files of a folder that are no text, if there are any."""
+    if files:
+        click.echo(f"skipped {files} {'file that is' if files == 1 else 'files that are'} not UTF-8 text", err=True)
+
+
 def interruptible(work: Callable[[], T]) -> T:
     """The result of `work`, which may spend long in a library that does not return to Python: Ctrl-C leaves it behind.
 
     So `work` must not leave anything half-made, wherever it stops.
     """
+    return in_thread(work).result()
+
+
+def in_thread(work: Callable[[], T]) -> Future[T]:
+    """The coming result of `work`, done in a thread that does not keep the program from ending."""
     result: Future[T] = Future()
 
     def run() -> None:
@@ -172,4 +190,4 @@ def interruptible(work: Callable[[], T]) -> T:
             result.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return result.result()
+    return result

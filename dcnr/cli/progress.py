@@ -22,6 +22,10 @@ from dcnr.cli.output import show_json
 
 EVERY = 2.0
 """Seconds between plain lines."""
+WIDE = 110
+"""Columns of a terminal with room for the long bar."""
+BAR = 24
+SHORT_BAR = 10
 
 
 class View(Protocol):
@@ -106,9 +110,9 @@ class BarView:
 
     def __init__(self, steps: int) -> None:
         self._console = Console()
-        text = TextColumn("{task.description}  ETA")
-        columns = (MofNCompleteColumn(), BarColumn(bar_width=24), text, TimeRemainingColumn())
-        self._bar = Progress(*columns, console=self._console)
+        bar = BarColumn(BAR if self._console.width >= WIDE else SHORT_BAR)
+        self._bar = Progress(MofNCompleteColumn(), bar, TextColumn("{task.description}  ETA"), TimeRemainingColumn(), console=self._console)
+        self._rest = len(f"{steps}/{steps} ") + (bar.bar_width or 0) + len("   ETA 0:00:00")
         self._task = self._bar.add_task("waiting for the first step", total=steps)
         self._farewell = ""
 
@@ -123,7 +127,7 @@ class BarView:
 
     def step(self, row: StepMetrics) -> None:
         """Move the bar."""
-        self._bar.update(self._task, completed=row.step, description=describe(row))
+        self._bar.update(self._task, completed=row.step, description=describe(row, self._console.width - self._rest))
 
     def note(self, text: str) -> None:
         """Above the bar."""
@@ -134,11 +138,14 @@ class BarView:
         self._farewell = farewell(session, final_loss)
 
 
-def describe(row: StepMetrics) -> str:
-    """A step in a few words."""
-    skipped = "  skipped (overflow)" if row.skipped else ""
-    speed = f"{row.tokens_per_s:,.0f} tok/s  {row.step_ms:.0f} ms"
-    return f"loss {row.loss:.4f}  lr {row.lr:.2e}  grad {row.grad_norm:.3f}  {speed}{skipped}"
+def describe(row: StepMetrics, width: int = 1 << 10) -> str:
+    """A step in a few words, of which the most important ones come first; those that `width` columns do not hold are left out."""
+    skipped = ["skipped (overflow)"] if row.skipped else []
+    speed = f"{row.tokens_per_s:,.0f} tok/s"
+    words = [f"loss {row.loss:.4f}", *skipped, speed, f"lr {row.lr:.2e}", f"grad {row.grad_norm:.3f}", f"{row.step_ms:.0f} ms"]
+    while len(words) > 1 and len("  ".join(words)) > width:
+        words.pop()
+    return "  ".join(words)
 
 
 def farewell(session: str, final_loss: float | None) -> str:

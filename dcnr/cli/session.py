@@ -51,7 +51,7 @@ async def _watch(name: SessionId, as_json: bool) -> None:
     async with connection() as bus, follower(bus, name) as one:
         shown = await call(bus, "session.show", session=name)
         with choose_view(shown["steps"], as_json) as view:
-            await one.follow(view)
+            await one.follow(view, old=True)
 
 
 @session.command(epilog=example("dcnr session suspend tiny-1f6c2a"))

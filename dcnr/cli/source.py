@@ -38,7 +38,9 @@ def read_source(name: str) -> Source:
     except FileNotFoundError:
         raise NotFound(f"there is no network file '{name}'", "check the path; the shipped ones lie in networks/") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"{name} is not UTF-8 text (byte {error.start})", "a network file is YAML text") from None
+        raise UserError(f"{name}: invalid UTF-8 at byte {error.start}", "a network file is YAML text") from None
+    except IsADirectoryError:
+        raise UserError(f"'{name}' is a folder", "name one network file in it") from None
 
 
 async def fetch_source(bus: Bus, name: str) -> Source:

@@ -8,7 +8,18 @@ from pathlib import Path
 
 import click
 
-from dcnr.cli.output import Group, data_dir_option, example, interruptible, json_option, progress, show_json, show_record, show_table
+from dcnr.cli.output import (
+    Group,
+    data_dir_option,
+    example,
+    interruptible,
+    json_option,
+    progress,
+    show_json,
+    show_record,
+    show_table,
+    tell_skipped,
+)
 from dcnr.data.dataset import list_datasets
 from dcnr.errors import UserError
 from dcnr.text.preprocess import find_files
@@ -41,9 +52,10 @@ def tokenizer() -> None:
 def train(name: str, paths: tuple[str, ...], kind: Kind, vocab_size: int, data_dir: Path, as_json: bool) -> None:
     """Learn tokenizer NAME from PATHS: text files, folders, globs."""
     check_free(data_dir, name)
-    files = find_files(paths)
+    found = find_files(paths)
+    tell_skipped(found.skipped)
     with progress("training") as on_progress:
-        trained = interruptible(partial(Tokenizer.train, files, kind, vocab_size, on_progress))
+        trained = interruptible(partial(Tokenizer.train, found.files, kind, vocab_size, on_progress))
     add_tokenizer(data_dir, name, trained)
     show_record(_fields(data_dir, name), as_json)
 

@@ -1,7 +1,7 @@
 """`dcnr train`: from a network and a text (or dataset) to a run that a person watches.
 
 Rule 1: everything that can be wrong with the user's input is found before anything is started or registered.
-Rule 2: a network file is registered under its own name and replaces an older version; the orchestrator refuses while a session uses that.
+Rule 2: a network file is registered under its own name and replaces an older version; sessions keep the text that they began with.
 Rule 3: Ctrl-C with `--local` writes a checkpoint and stops the cluster; without it, only the watching ends.
 """
 
@@ -27,11 +27,11 @@ from dcnr.cli.follow import Follower, follower
 from dcnr.cli.output import Command, data_dir_option, example, json_option
 from dcnr.cli.progress import View, choose_view
 from dcnr.cli.source import Source, fetch_source, is_file, read_source
+from dcnr.data.dataset import read_manifest
 from dcnr.errors import UserError
 from dcnr.ids import SessionId, check_id
 from dcnr.network.problems import nearest
 from dcnr.optim.hyper import Hyper
-from dcnr.text.preprocess import find_files
 
 SUSPEND_PATIENCE = 1.6
 """Seconds that a checkpoint may take after Ctrl-C."""
@@ -43,7 +43,7 @@ class TrainPlan:
 
     network: str
     dataset: str | None
-    text: str | None
+    text: tuple[str, ...]
     steps: int
     batch: int
     micro_batches: int
@@ -67,7 +67,12 @@ class TrainPlan:
 )
 @click.argument("network", metavar="NETWORK|FILE.yml")
 @click.option("--dataset", help="A dataset of the data directory.")
-@click.option("--text", metavar="PATH", help="A text file, folder or glob instead: makes tokenizer and dataset, once for each content.")
+@click.option(
+    "--text",
+    multiple=True,
+    metavar="PATH",
+    help="A text file, folder or glob instead (any number of times): makes tokenizer and dataset, once for each content.",
+)
 @click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True, help="Optimizer steps in all.")
 @click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Rows of a step.")
 @click.option("--micro-batches", type=click.IntRange(min=1), default=1, show_default=True, help="Parts that a batch is sent in.")
@@ -90,7 +95,7 @@ async def start_training(plan: TrainPlan) -> None:
     hyper = parse_settings(plan.settings)
     _check(plan)
     source = read_source(plan.network) if is_file(plan.network) else None
-    dataset = _dataset(plan, source) if source else None
+    dataset = await _dataset(plan, source) if source else None
     async with AsyncExitStack() as stack:
         cluster = None
         if plan.local is not None:
@@ -98,7 +103,7 @@ async def start_training(plan: TrainPlan) -> None:
         bus = await stack.enter_async_context(connection(cluster.url if cluster else None))
         if source is None or dataset is None:
             source = await fetch_source(bus, plan.network)
-            dataset = _dataset(plan, source)
+            dataset = await _dataset(plan, source)
         training = _train(plan, bus, source, dataset, hyper)
         await (cluster.run_beside(training, lambda line: click.echo(line, err=True)) if cluster else training)
 
@@ -122,7 +127,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
 
 
 def _check(plan: TrainPlan) -> None:
-    if (plan.dataset is None) == (plan.text is None):
+    if (plan.dataset is None) == (not plan.text):
         raise UserError("give either --dataset or --text", "a dataset's name, or the path of a text")
     if plan.batch % plan.micro_batches:
         raise UserError(f"a batch of {plan.batch} rows cannot be cut into {plan.micro_batches} equal micro-batches", "use a divisor")
@@ -130,24 +135,25 @@ def _check(plan: TrainPlan) -> None:
         check_id(plan.session, "session")
     if plan.local is not None and plan.pnodes > plan.local:
         raise UserError(f"--pnodes {plan.pnodes} is more than the {plan.local} agents of --local", "start more agents or use fewer")
+    if plan.local is None and plan.backend != "auto":
+        raise UserError(f"--backend {plan.backend} is for the agents of --local", "the agents of a cluster chose theirs when they started")
 
 
-def _dataset(plan: TrainPlan, source: Source) -> str:
-    graph = source.graph
+async def _dataset(plan: TrainPlan, source: Source) -> str:
     if plan.dataset is not None:
+        if plan.local is not None:
+            read_manifest(plan.data_dir, plan.dataset)  # raises; a cluster that runs has a data directory of its own
         return plan.dataset
-    assert plan.text is not None
-    return prepare_text(plan.data_dir, find_files([plan.text]), graph)
+    return await prepare_text(plan.data_dir, plan.text, source.graph)
 
 
 async def _train(plan: TrainPlan, bus: Bus, source: Source, dataset: str, hyper: dict[str, Any]) -> None:
     name = SessionId(plan.session or f"{source.graph.name[:50]}-{secrets.token_hex(3)}")
-    if is_file(plan.network):
-        await call(bus, "network.create", file=source.text, file_name=source.file_name, replace=True)
     async with follower(bus, name) as one:
         fields = {"steps": plan.steps, "batch": plan.batch, "micro_batches": plan.micro_batches, "seed": plan.seed, "hyper": hyper}
         more = {"fuse": not plan.no_fuse, "pnodes": plan.pnodes, "session": name, "start": True}
-        await call(bus, "session.create", network=source.graph.name, dataset=dataset, **fields, **more)
+        file = {"file": source.text, "file_name": source.file_name} if is_file(plan.network) else {}
+        await call(bus, "session.create", network=source.graph.name, dataset=dataset, **file, **fields, **more)
         with choose_view(plan.steps, plan.as_json) as view:
             try:
                 await one.follow(view)

@@ -40,7 +40,9 @@ _PIECES_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class DatasetManifest:
-    """What a dataset is. `bytes` is the size of the text; `seq_len` what `batch` takes if it is not told."""
+    """What a dataset is. `bytes` is the size of the text, `skipped` how many files of its folders are none;
+    `seq_len` is what `batch` takes if it is not told.
+    """
 
     name: str
     tokenizer: str
@@ -53,6 +55,7 @@ class DatasetManifest:
     files: int
     bytes: int
     sources: tuple[str, ...]
+    skipped: int = 0
     version: int = 1
 
     def tokens(self, split: Split) -> int:
@@ -92,7 +95,8 @@ class Dataset:
             raise UserError(f"validation {validation} or sequence length {seq_len} is not possible", "use 0 <= validation < 1, length >= 1")
         folder = check_free(data_dir, name)
         tokenizer = open_tokenizer(data_dir, tokenizer_name)
-        files = find_files(sources)
+        found = find_files(sources)
+        files = found.files
         dtype: Dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
         with _made_at(folder) as hidden:
             tokens = _write_ids(hidden / "train.bin", _stored(dtype), tokenizer, files, on_progress)
@@ -100,7 +104,7 @@ class Dataset:
             _check_length(name, "train", train, seq_len)
             _move_tail(hidden, train * _stored(dtype).itemsize)
             sha256 = fingerprint(data_dir, tokenizer_name)
-            of_text = (len(files), total_bytes(files), tuple(map(str, sources)))
+            of_text = (len(files), total_bytes(files), tuple(map(str, sources)), found.skipped)
             manifest = DatasetManifest(name, tokenizer_name, sha256, tokenizer.vocab_size, dtype, train, rest, seq_len, *of_text)
             (hidden / "manifest.json").write_bytes(_MANIFEST.dump_json(manifest, indent=2))
         return cls(folder, manifest)

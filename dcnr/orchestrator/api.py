@@ -94,9 +94,7 @@ class Api:
     # -- networks ----------------------------------------------------------------------------------------------------------
 
     async def _create_network(self, request: CreateNetwork) -> Answer:
-        graph = await asyncio.to_thread(load_graph, request.file, request.file_name)
-        parameters = await asyncio.to_thread(count_parameters, graph)
-        record = NetworkRecord(graph.name, request.file, request.file_name, len(graph.nodes), parameters)
+        record = await asyncio.to_thread(_read_network, request.file, request.file_name)
         await self._ask(lambda number: events.PutNetwork(number, record, request.replace))
         return {"name": record.name, "vnodes": record.vnodes, "parameters": record.parameters}
 
@@ -114,7 +112,7 @@ class Api:
     # -- sessions ----------------------------------------------------------------------------------------------------------
 
     async def _create_session(self, request: CreateSession) -> Answer:
-        network = self._network(request.network)
+        network = await self._network_of(request)
         hyper = check_hyper(request.hyper)
         graph = await asyncio.to_thread(prepared, network.file, network.file_name, request.fuse)
         await asyncio.to_thread(check_data, graph, self._data_dir, request.dataset)
@@ -132,8 +130,20 @@ class Api:
             fuse=request.fuse,
             pnodes=request.pnodes,
         )
-        await self._ask(lambda number: events.CreateSession(number, record, graph if request.start else None))
+        start, new = graph if request.start else None, network if request.file is not None else None
+        await self._ask(lambda number: events.CreateSession(number, record, start, new))
         return {"session": record.session}
+
+    async def _network_of(self, request: CreateSession) -> NetworkRecord:
+        """The registered one, or the one that comes along."""
+        if request.file is None:
+            return self._network(request.network)
+        record = await asyncio.to_thread(_read_network, request.file, request.file_name)
+        if record.name != request.network:
+            raise UserError(
+                f"{request.file_name} holds network '{record.name}', not '{request.network}'", "ask for the network of the file"
+            )
+        return record
 
     async def _new_name(self, wanted: str | None, network: str) -> SessionId:
         if wanted is not None:
@@ -213,3 +223,9 @@ class Api:
         if name not in self._cluster.fleet.members:
             raise NotFound(f"no PNode '{name}'", "see `dcnr pnode list`")
         return PNodeId(name)
+
+
+def _read_network(file: str, file_name: str) -> NetworkRecord:
+    """What is registered of a network file. Blocks; raises `NetworkFileError`."""
+    graph = load_graph(file, file_name)
+    return NetworkRecord(graph.name, file, file_name, len(graph.nodes), count_parameters(graph))

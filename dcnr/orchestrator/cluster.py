@@ -36,7 +36,7 @@ from dcnr.orchestrator.events import (
 )
 from dcnr.orchestrator.fleet import Changed, Drained, Fleet, FleetChange, Forgotten, Gone, Joined
 from dcnr.orchestrator.session import Session, Settings
-from dcnr.orchestrator.state import ACTIVE, Records, SessionState, after_restart
+from dcnr.orchestrator.state import ACTIVE, NetworkRecord, Records, SessionState, after_restart
 
 OFFER_EVERY = 5.0
 """Seconds after which waiting sessions are offered the fleet again: memory may have become free."""
@@ -190,9 +190,7 @@ class Cluster:
     def _grant(self, ask: Ask, now: float) -> list[Command]:
         match ask:
             case PutNetwork(_, record):
-                old = self.networks.get(record.name)
-                self.networks[record.name] = replace(record, revision=old.revision + 1 if old else 1)
-                return [Store(self.networks[record.name])]
+                return self._put(record)
             case DropNetwork(_, name):
                 del self.networks[name]
                 return [Drop("dcnr_networks", name)]
@@ -209,9 +207,14 @@ class Cluster:
             case _:
                 assert_never(ask)
 
+    def _put(self, record: NetworkRecord) -> list[Command]:
+        old = self.networks.get(record.name)
+        self.networks[record.name] = replace(record, revision=old.revision + 1 if old else 1)
+        return [Store(self.networks[record.name])]
+
     def _create(self, ask: CreateSession, now: float) -> list[Command]:
         session = self.sessions[ask.record.session] = Session(ask.record, self.settings)
-        created = session.created()
+        created = (self._put(ask.network) if ask.network else []) + session.created()
         if ask.graph is None:
             return created
         start = StartSession(ask.request, ask.record.session, ask.graph)

@@ -96,11 +96,12 @@ class DropNetwork:
 
 @dataclass(frozen=True, slots=True)
 class CreateSession:
-    """Add a checked session; `graph`, the prepared one, starts it at once."""
+    """Add a checked session; `graph`, the prepared one, starts it at once; `network` is registered, or replaced, along with it."""
 
     request: int
     record: SessionRecord
     graph: Graph | None
+    network: NetworkRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)

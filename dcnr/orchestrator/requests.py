@@ -34,9 +34,14 @@ class NamedNetwork(Request):
 
 
 class CreateSession(Request):
-    """Train `network` on `dataset`. `pnodes`: how many to use, 0 for all."""
+    """Train `network` on `dataset`. `pnodes`: how many to use, 0 for all.
+
+    With `file`, its text, the network is registered along with the session, in place of an older one of its name: both or neither.
+    """
 
     network: str
+    file: str | None = None
+    file_name: str = "network.yml"
     dataset: str
     steps: int = Field(ge=1)
     batch: int = Field(ge=1)

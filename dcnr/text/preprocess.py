@@ -5,6 +5,7 @@ file and offset.
 Rule 2: a piece ends where a blank or newline follows a visible character. No pre-tokenizer of ours joins these two,
 so the tokens of the pieces are the tokens of the file.
 Rule 3: the order is fixed: sources as given, the files of a folder or glob sorted by path.
+Rule 4: a file that is named is read, whatever it is; of those that a folder or glob turns up only UTF-8 text is, and the rest is counted.
 """
 
 from __future__ import annotations
@@ -15,45 +16,74 @@ import os
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from dcnr.errors import NotFound, UserError
 
 PIECE_BYTES = 1 << 16
 _WILDCARD = re.compile(r"[*?\[]")
+_GIVE = "give text files, folders of them, or globs"
 _UP_TO_LAST_CUT = re.compile(r"(?s:.*)\S(?=[ \n])")
 _NOT_LIBRARY = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 
 
-def find_files(sources: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """The files that `sources` (files, folders, globs) stand for, each once. Hidden files of folders are left out.
+@dataclass(frozen=True, slots=True)
+class FoundFiles:
+    """The files of a text, and how many others lay beside them that are not UTF-8 text."""
+
+    files: tuple[Path, ...]
+    skipped: int
+
+
+def find_files(sources: Sequence[str | os.PathLike[str]]) -> FoundFiles:
+    """The files that `sources` (files, folders, globs) stand for, each once. Hidden files and `__pycache__` of folders do not count.
 
     Raises `UserError` naming the first source that has none.
     """
     found: dict[Path, None] = {}
+    skipped: set[Path] = set()
     for source in sources:
-        files = _files_of(os.fspath(source))
+        files, others = _files_of(os.fspath(source))
         if not files:
-            raise UserError(f"no files in '{source}'", "give text files, folders of them, or globs")
+            which = "no files" if not others else f"no text among the {len(others)} files"
+            raise UserError(f"{which} in '{source}'", _GIVE)
         found.update(dict.fromkeys(files))
+        skipped.update(others)
     if not found:
-        raise UserError("no text was given", "give text files, folders of them, or globs")
-    return list(found)
+        raise UserError("no text was given", _GIVE)
+    return FoundFiles(tuple(found), len(skipped - found.keys()))
 
 
-def _files_of(source: str) -> list[Path]:
+def _files_of(source: str) -> tuple[list[Path], list[Path]]:
+    """(those to read, those that are no text)."""
     path = Path(source)
     if path.is_dir():
-        return [file for file in sorted(path.rglob("*")) if file.is_file() and not _is_hidden(file.relative_to(path))]
-    if path.exists():
-        return [path]
-    if _WILDCARD.search(source):
-        return [Path(match) for match in sorted(glob.glob(source, recursive=True)) if os.path.isfile(match)]
-    raise NotFound(f"'{source}' does not exist", "give text files, folders of them, or globs")
+        candidates = [file for file in sorted(path.rglob("*")) if file.is_file() and not _is_hidden(file.relative_to(path))]
+    elif path.exists():
+        return [path], []
+    elif _WILDCARD.search(source):
+        candidates = [Path(match) for match in sorted(glob.glob(source, recursive=True)) if os.path.isfile(match)]
+    else:
+        raise NotFound(f"'{source}' does not exist", _GIVE)
+    text: list[Path] = []
+    others: list[Path] = []
+    for file in candidates:
+        (text if _is_text(file) else others).append(file)
+    return text, others
 
 
 def _is_hidden(relative: Path) -> bool:
-    return any(part.startswith(".") for part in relative.parts)
+    return any(part.startswith(".") or part == "__pycache__" for part in relative.parts)
+
+
+def _is_text(file: Path) -> bool:
+    try:
+        for _ in _decode(file, PIECE_BYTES):
+            pass
+    except UserError:
+        return False
+    return True
 
 
 def standard_library_files() -> list[Path]:

@@ -34,6 +34,14 @@ async def test_fields_reach_the_orchestrator_and_its_answer_comes_back() -> None
     await bus.close()
 
 
+async def test_a_number_that_no_message_can_hold_is_the_users_error() -> None:
+    """It comes from an option of a command, and nothing is sent."""
+    bus = MemoryBroker().connect()
+    with pytest.raises(UserError, match=f"{2**64} is too large"):
+        await api.call(bus, "session.create", seed=2**64)
+    await bus.close()
+
+
 @pytest.mark.parametrize("kind", [NotFound, AlreadyExists, UserError, DoesNotFit, BackendUnavailable, WorldError, PeerError, DcnrError])
 async def test_an_error_is_raised_at_the_caller_as_what_it_is(kind: type[DcnrError]) -> None:
     """With its message and remedy."""

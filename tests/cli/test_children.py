@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from dcnr.cli.children import Children, DirectoryLock, Guard
-from dcnr.errors import UserError
+from dcnr.errors import DcnrError, UserError
 
 WAITING = [sys.executable, "-c", "import signal; print('here', flush=True); signal.sigwait({signal.SIGUSR1})"]
 STUBBORN = [sys.executable, "-c", "import signal; signal.signal(15, signal.SIG_IGN); print('here', flush=True); signal.sigwait({10})"]
@@ -70,7 +70,27 @@ async def test_a_death_is_told_in_one_line(tmp_path: Path) -> None:
         await children.start("weak", BROKEN, {})
         dead = await children.next_death()
         assert dead.epitaph() == f"weak ended with exit code 3: bad luck (log: {tmp_path / 'logs' / 'weak.log'})"
+        assert isinstance(dead.failure(), DcnrError)
+        assert not isinstance(dead.failure(), UserError)
         assert children.names == ("steady",)
+
+
+async def test_what_the_user_can_mend_stays_that(tmp_path: Path) -> None:
+    """Exit code 2 of a child is the user's, and its message is not announced twice."""
+    async with household(tmp_path) as children:
+        await children.start("wrong", [sys.executable, "-c", "import sys; print('error: no such thing'); sys.exit(2)"], {})
+        failure = (await children.next_death()).failure()
+    assert isinstance(failure, UserError)
+    assert failure.message.startswith("wrong ended with exit code 2: no such thing (log: ")
+
+
+async def test_a_killed_child_has_no_last_words(tmp_path: Path) -> None:
+    """What it printed before has nothing to do with it."""
+    async with household(tmp_path) as children:
+        child = await children.start("steady", WAITING, {})
+        await wait_until_here(child.log)
+        child.process.kill()
+        assert (await children.next_death()).epitaph() == f"steady was ended by SIGKILL (log: {child.log})"
 
 
 async def test_children_get_their_environment(tmp_path: Path) -> None:
@@ -95,6 +115,7 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 from dcnr.cli.children import Children, DirectoryLock, Guard
+from dcnr.errors import DcnrError, UserError
 
 async def main():
     folder = Path(sys.argv[1])

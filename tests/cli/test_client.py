@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 from click.testing import CliRunner
 
+from dcnr.cli.client import beside_loop
 from dcnr.cli.main import main
+from dcnr.cli.output import OnProgress
+from dcnr.errors import UserError
 
 IMPATIENT = """
 import asyncio
@@ -74,3 +79,41 @@ def test_no_server_is_one_line_and_code_2(arguments: list[str]) -> None:
     assert result.exit_code == 2, result.output
     assert url.removeprefix("nats://") in result.output
     assert result.output.count("\n") == 1
+
+
+async def test_work_beside_the_loop_gives_its_result_its_error_and_its_progress() -> None:
+    """As if it had been called here."""
+    seen: list[tuple[int, int]] = []
+
+    def work(on_progress: OnProgress) -> str:
+        on_progress(1, 2)
+        return "done"
+
+    def broken(on_progress: OnProgress) -> None:
+        raise UserError("broken")
+
+    assert await beside_loop(work, lambda done, total: seen.append((done, total))) == "done"
+    assert seen == [(1, 2)]
+    with pytest.raises(UserError, match="broken"):
+        await beside_loop(broken)
+
+
+async def test_cancelled_work_beside_the_loop_stops_at_its_next_progress() -> None:
+    """And puts its things in order before the loop goes on."""
+    began, tidy = threading.Event(), threading.Event()
+
+    def work(on_progress: OnProgress) -> None:
+        try:
+            while True:
+                on_progress(0, 1)
+                began.set()
+        finally:
+            tidy.set()
+
+    working = asyncio.ensure_future(beside_loop(work))
+    while not began.is_set():
+        await asyncio.sleep(0)
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    assert tidy.is_set()

@@ -61,7 +61,7 @@ async def test_a_dead_agent_is_a_line_and_the_last_one_the_end(tmp_path: Path) -
     async with LocalCluster(tmp_path, 2, "numpy") as cluster:
         with pytest.raises(DcnrError, match="agent-2 was ended by SIGKILL"):
             await cluster.run_beside(work(), note)
-    assert [line.split(":")[0] for line in notes] == ["agent-1 was ended by SIGKILL"]
+    assert [line.split(" (log")[0] for line in notes] == ["agent-1 was ended by SIGKILL"]
     assert strays(tmp_path) == []
 
 

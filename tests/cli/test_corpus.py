@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from dcnr.cli.corpus import prepare_text
 from dcnr.cli.source import read_source
-from dcnr.data.dataset import Dataset, list_datasets
+from dcnr.data.dataset import Dataset, list_datasets, read_manifest
 from dcnr.errors import UserError
 from dcnr.ids import NetworkId
 from dcnr.network.graph import Graph
@@ -22,36 +23,60 @@ def tiny() -> Graph:
     return read_source(TINY).graph
 
 
-def test_the_same_text_is_prepared_once(tiny: Graph, book: Path, tmp_path: Path) -> None:
+async def test_the_same_text_is_prepared_once(tiny: Graph, book: Path, tmp_path: Path) -> None:
     """A second run, under another file name, finds the first one's work."""
     data_dir = tmp_path / "data"
-    name = prepare_text(data_dir, [book], tiny)
+    name = await prepare_text(data_dir, [str(book)], tiny)
     stamp = (data_dir / "datasets" / name / "train.bin").stat().st_mtime_ns
     copy = tmp_path / "copy.txt"
     copy.write_bytes(book.read_bytes())
-    assert prepare_text(data_dir, [copy], tiny) == name
+    assert await prepare_text(data_dir, [str(copy)], tiny) == name
     assert (data_dir / "datasets" / name / "train.bin").stat().st_mtime_ns == stamp
     copy.write_text(book.read_text() + "more")
-    assert prepare_text(data_dir, [copy], tiny) != name
+    assert await prepare_text(data_dir, [str(copy)], tiny) != name
 
 
-def test_a_character_network_reads_characters(book: Path, tmp_path: Path) -> None:
+async def test_a_character_network_reads_characters(book: Path, tmp_path: Path) -> None:
     """A vocabulary of at most 256 means characters."""
     graph = read_source(str(NETWORKS / "shakespeare_char.yml")).graph
-    dataset = Dataset.open(tmp_path, prepare_text(tmp_path, [book], graph))
+    dataset = Dataset.open(tmp_path, await prepare_text(tmp_path, [str(book)], graph))
     assert dataset.tokenizer().kind == "char"
 
 
 @pytest.mark.parametrize("content", ["", "too short"])
-def test_what_is_too_short_leaves_nothing(content: str, tiny: Graph, tmp_path: Path) -> None:
+async def test_what_is_too_short_leaves_nothing(content: str, tiny: Graph, tmp_path: Path) -> None:
     """Neither the dataset nor the tokenizer that was made for it."""
     (tmp_path / "book.txt").write_text(content)
     with pytest.raises(UserError):
-        prepare_text(tmp_path, [tmp_path / "book.txt"], tiny)
+        await prepare_text(tmp_path, [str(tmp_path / "book.txt")], tiny)
     assert (list_tokenizers(tmp_path), list_datasets(tmp_path)) == ([], [])
 
 
-def test_a_network_without_embedder_reads_no_text(book: Path, tmp_path: Path) -> None:
+async def test_a_network_without_embedder_reads_no_text(book: Path, tmp_path: Path) -> None:
     """It is said."""
     with pytest.raises(UserError, match="cannot read text"):
-        prepare_text(tmp_path, [book], Graph(NetworkId("empty"), ()))
+        await prepare_text(tmp_path, [str(book)], Graph(NetworkId("empty"), ()))
+
+
+async def test_a_folder_is_read_and_what_is_no_text_is_told(
+    tiny: Graph, book: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The dataset knows where it came from."""
+    (book.parent / "picture.png").write_bytes(b"\x89PNG")
+    name = await prepare_text(tmp_path / ".data", [str(book.parent)], tiny)
+    assert capsys.readouterr().err == "skipped 1 file that is not UTF-8 text\n"
+    manifest = read_manifest(tmp_path / ".data", name)
+    assert (manifest.sources, manifest.files, manifest.skipped) == ((str(book.parent),), 1, 1)
+
+
+async def test_a_cancelled_text_leaves_nothing(tiny: Graph, book: Path, tmp_path: Path) -> None:
+    """Wherever it was: the tokenizer without its dataset goes too."""
+    data_dir = tmp_path / "data"
+    working = asyncio.ensure_future(prepare_text(data_dir, [str(book)], tiny))
+    while not list_tokenizers(data_dir):
+        await asyncio.sleep(0)
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    assert (list_tokenizers(data_dir), list_datasets(data_dir)) == ([], [])
+    assert not list(data_dir.rglob("*.bin"))

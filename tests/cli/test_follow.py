@@ -124,7 +124,11 @@ async def test_waiting_is_told_once_if_it_lasts(monkeypatch: pytest.MonkeyPatch)
     ("shown", "end", "notes"),
     [
         ({"state": "done", "step": 9, "loss": 1.5, "reason": ""}, ("s", 1.5), []),
-        ({"state": "suspended", "step": 4, "loss": 1.5, "reason": ""}, None, ["session s is suspended at step 4"]),
+        (
+            {"state": "suspended", "step": 4, "loss": 1.5, "reason": "PNode a is gone"},
+            None,
+            ["session s is suspended at step 4: PNode a is gone"],
+        ),
         (None, None, ["session s is deleted at step 0"]),
     ],
 )
@@ -138,3 +142,12 @@ async def test_silence_is_filled_by_asking(
         async with asyncio.timeout(10):
             await one.follow(record)
     assert (record.end, record.notes) == (end, notes)
+
+
+async def test_an_old_run_is_asked_for_first() -> None:
+    """Its end is shown without waiting for a silence."""
+    async with story() as (orchestrator, one, record):
+        orchestrator.shown = {"state": "done", "step": 9, "loss": 1.5, "reason": ""}
+        async with asyncio.timeout(follow.ASK_EVERY / 2):
+            await one.follow(record, old=True)
+    assert record.end == ("s", 1.5)

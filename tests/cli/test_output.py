@@ -73,6 +73,9 @@ def test_a_record_is_lines_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     fields = {"name": "é", "tokens": 1234567, "parts": [1, "b"], "none": None, "loss": 0.125}
     show_record(fields, as_json=False)
     assert capsys.readouterr().out == "name    é\ntokens  1,234,567\nparts   1, b\nnone    -\nloss    0.125\n"
+    nested = {"shapes": [(64, 1024), (3,)], "hyper": {"lr": 0.1, "of": ["a", "b"]}, "reason": ""}
+    show_record(nested, as_json=False)
+    assert capsys.readouterr().out == "shapes  64×1024, 3\nhyper   lr=0.1  of=a, b\nreason  -\n"
     show_record(fields, as_json=True)
     line = capsys.readouterr().out
     assert json.loads(line) == fields

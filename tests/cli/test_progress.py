@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 
 from dcnr.bus.messages import StepMetrics
-from dcnr.cli.progress import BarView, JsonView, LineView, choose_view
+from dcnr.cli.progress import BarView, JsonView, LineView, choose_view, describe
 from dcnr.ids import SessionId
 
 
@@ -49,6 +50,28 @@ def test_lines_show_first_last_and_skipped_steps(capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines] == ["step 1/9", "step 4/9", "step 9/9", "session s is done, final loss 2.0000"]
     assert "skipped" in lines[1]
+
+
+@pytest.mark.parametrize("width", [20, 28, 46, 80])
+def test_what_a_narrow_terminal_does_not_hold_is_left_out_whole(width: int) -> None:
+    """The loss always shows, and no number is cut."""
+    words = describe(row(1)).split("  ")
+    shown = describe(row(1), width).split("  ")
+    assert shown == words[: len(shown)]
+    assert len("  ".join(shown)) <= width
+    assert len(shown) == len(words) or len("  ".join(words[: len(shown) + 1])) > width
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "140"])
+def test_the_bar_fits_the_terminal(columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The count and the time that is left are never cut."""
+    monkeypatch.setenv("COLUMNS", columns)
+    with BarView(steps=10_000) as view:
+        view.step(row(9_999))
+    out = capsys.readouterr().out
+    assert " 9999/10000 " in out
+    assert "…" not in out
+    assert re.search(r"ETA (\d|-):(\d\d|--):(\d\d|--)", out)
 
 
 def test_the_bar_ends_with_the_farewell(capsys: pytest.CaptureFixture[str]) -> None:

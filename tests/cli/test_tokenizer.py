@@ -80,6 +80,16 @@ def test_bad_input_is_one_line_and_code_2(tmp_path: Path, text: Path, arguments:
     assert [path.name for path in (tmp_path / "data" / "tokenizers").iterdir()] == ["t"]
 
 
+def test_a_folder_is_read_without_what_is_no_text(tmp_path: Path, text: Path) -> None:
+    """One line on stderr says how much was left out."""
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+    (tmp_path / "latin.txt").write_bytes(b"\xe4")
+    result = dcnr(tmp_path, "train", "t", str(tmp_path), "--kind", "char", "--json")
+    assert result.exit_code == 0
+    assert result.stderr == "skipped 2 files that are not UTF-8 text\n"
+    assert json.loads(result.stdout)["vocab_size"] == len(set(TEXT))
+
+
 @pytest.mark.parametrize(("command", "stdin", "message"), [("encode", b"a\xff", "byte 1"), ("decode", b"1 two", "'two'")])
 def test_bad_stdin_is_named(tmp_path: Path, text: Path, command: str, stdin: bytes, message: str) -> None:
     """What is no text, or no numbers."""

@@ -55,6 +55,9 @@ def test_bad_settings_are_explained(setting: str, message: str) -> None:
         (["nowhere.yml", "--dataset", "d", "--local", "2"], "no network file 'nowhere.yml'"),
         ([TINY, "--text", "nowhere.txt", "--local", "2"], "nowhere.txt"),
         ([TINY, "--dataset", "d", "--steps", "0"], "--steps"),
+        ([TINY, "--dataset", "d", "--backend", "numpy"], "--backend numpy is for the agents of --local"),
+        ([TINY, "--dataset", "d", "--local", "2"], "no dataset 'd'"),
+        ([TINY, "--text", TINY, "--text", "nowhere.txt", "--local", "2"], "'nowhere.txt' does not exist"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(arguments: list[str], message: str, tmp_path: Path) -> None:

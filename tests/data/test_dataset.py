@@ -65,6 +65,7 @@ def test_the_manifest_says_what_it_is(data_dir: Path) -> None:
         "files": 1,
         "bytes": len(TEXT.encode()),
         "sources": [str(text_of(data_dir))],
+        "skipped": 0,
         "version": 1,
     }
     assert read_manifest(data_dir, "d") == made.manifest

@@ -121,6 +121,17 @@ async def test_a_dataset_that_is_too_short_is_refused(one: User) -> None:
     assert "4001" in await refused(one, "session.create", **{**RUN, "network": "long"})
 
 
+async def test_a_session_may_bring_its_network(one: User) -> None:
+    """Both are made; with a session that is refused, or under another name, neither is."""
+    mine = {**RUN, "network": "mine", "file": NETWORK.replace("name: small", "name: mine"), "file_name": "mine.yml"}
+    assert "nix" in await refused(one, "session.create", NotFound, **{**mine, "dataset": "nix"})
+    assert "mine.yml holds network 'mine', not 'small'" in await refused(one, "session.create", **{**mine, "network": "small"})
+    assert [row["name"] for row in (await one.ask("network.list"))["networks"]] == ["small"]
+    assert await one.ask("session.create", **mine) == {"session": "s"}
+    assert (await one.ask("network.show", name="mine"))["file_name"] == "mine.yml"
+    assert (await one.ask("session.show", session="s"))["network"] == "mine"
+
+
 async def test_a_session_waits_for_pnodes_and_says_so(one: User) -> None:
     """Its row and its details."""
     assert await one.ask("session.create", **RUN) == {"session": "s"}

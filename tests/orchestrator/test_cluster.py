@@ -91,6 +91,15 @@ def test_a_session_is_created_at_rest_or_started_at_once(cluster: Cluster) -> No
     assert isinstance(error_of(cluster.handle(CreateSession(3, other, graph()), 0.3)), AlreadyExists)
 
 
+def test_a_network_that_comes_with_a_session_is_registered_with_it_or_not_at_all(cluster: Cluster) -> None:
+    """As the next revision of its name; a refused session changes no network."""
+    other = replace(SMALL, parameters=1)
+    first, *_ = cluster.handle(CreateSession(1, record(), None, other), 0.0)
+    assert first == Store(replace(other, revision=2))
+    assert isinstance(error_of(cluster.handle(CreateSession(2, record(), None, SMALL), 0.1)), AlreadyExists)
+    assert cluster.networks[SMALL.name] == replace(other, revision=2)
+
+
 def test_a_session_without_pnodes_goes_on_when_one_joins(cluster: Cluster) -> None:
     """It waits and says for what; the join is the trigger."""
     cluster.handle(CreateSession(1, record(), graph()), 0.0)

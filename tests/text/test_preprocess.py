@@ -11,38 +11,62 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcnr.errors import NotFound, UserError
-from dcnr.text.preprocess import find_files, read_pieces, standard_library_files, total_bytes
+from dcnr.text.preprocess import FoundFiles, find_files, read_pieces, standard_library_files, total_bytes
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """b.txt, a.txt, sub/c.md and a hidden file."""
-    (tmp_path / "sub").mkdir()
-    for name in ("b.txt", "a.txt", "sub/c.md", ".hidden"):
+    """b.txt, a.txt, sub/c.md, a hidden file and a compiled module."""
+    (tmp_path / "sub/__pycache__").mkdir(parents=True)
+    for name in ("b.txt", "a.txt", "sub/c.md", ".hidden", "sub/__pycache__/c.pyc"):
         (tmp_path / name).write_text(name)
     return tmp_path
 
 
 def test_a_folder_gives_its_visible_files_sorted(folder: Path) -> None:
-    """Hidden files stay out; sub-folders are read."""
-    assert find_files([folder]) == [folder / "a.txt", folder / "b.txt", folder / "sub/c.md"]
+    """Hidden files and `__pycache__` stay out, and do not count as skipped; sub-folders are read."""
+    assert find_files([folder]) == FoundFiles((folder / "a.txt", folder / "b.txt", folder / "sub/c.md"), skipped=0)
+
+
+@pytest.mark.parametrize("source", [".", "sub", "**/*"])
+def test_what_a_folder_or_glob_holds_beside_text_is_skipped_and_counted(folder: Path, source: str) -> None:
+    """However late in the file its first invalid byte is."""
+    (folder / "sub/late.txt").write_bytes(b"x" * 70_000 + b"\xff")
+    (folder / "sub/picture.png").write_bytes(b"\x89PNG")
+    found = find_files([str(folder / source)])
+    assert found.files[-1] == folder / "sub/c.md"
+    assert found.skipped == 2
+
+
+def test_a_named_file_is_read_whatever_it_is(folder: Path) -> None:
+    """So that its error is seen, also where a folder that was named too would skip it."""
+    bad = folder / "bad.txt"
+    bad.write_bytes(b"\xff")
+    assert find_files([folder, bad]) == FoundFiles((folder / "a.txt", folder / "b.txt", folder / "sub/c.md", bad), skipped=0)
+
+
+def test_a_folder_without_text_is_an_error(tmp_path: Path) -> None:
+    """That says what is there instead."""
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+    with pytest.raises(UserError, match="no text among the 1 files in"):
+        find_files([tmp_path])
 
 
 def test_sources_keep_their_order_and_count_once(folder: Path) -> None:
     """A file that a later source names again is not read twice."""
-    assert find_files([folder / "b.txt", folder / "*.txt"]) == [folder / "b.txt", folder / "a.txt"]
+    assert find_files([folder / "b.txt", folder / "*.txt"]).files == (folder / "b.txt", folder / "a.txt")
 
 
 def test_a_glob_may_cross_folders(folder: Path) -> None:
     """`**` matches any depth."""
-    assert find_files([str(folder / "**/*.md")]) == [folder / "sub/c.md"]
+    assert find_files([str(folder / "**/*.md")]).files == (folder / "sub/c.md",)
 
 
 def test_a_file_whose_name_looks_like_a_glob_is_a_file(tmp_path: Path) -> None:
     """What exists is meant literally."""
     odd = tmp_path / "a[1].txt"
     odd.write_text("x")
-    assert find_files([odd]) == [odd]
+    assert find_files([odd]).files == (odd,)
 
 
 def test_what_does_not_exist_is_named(tmp_path: Path) -> None:
