@@ -57,7 +57,7 @@ def dcnr_step_ms(case: Case, agents: int, data_dir: Path, text: Path) -> float:
     source = (ROOT / "networks" / f"{case.network}.yml").read_text()
     file.write_text(source.replace("precision: fp16", "precision: float32"))
     command = [sys.executable, "-m", "dcnr.cli.main", "train", str(file), "--text", str(text), "--json"]
-    command += ["--steps", str(case.steps + WARM_UP), "--batch", str(case.batch), "--micro-batches", "1" if agents == 1 else "2"]
+    command += ["--steps", str(case.steps + WARM_UP), "--batch", str(case.batch), "--micro-batches", "1"]
     command += ["--local", str(agents), "--backend", "cpu", "--data-dir", str(data_dir)]
     for setting in case.hyper:
         command += ["--set", setting]
