@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dcnr.agents.plan import Plan
 from dcnr.backends.base import Array, HostArray
-from dcnr.bus.messages import Decision, Deploy, Hop, Hosted, Report
+from dcnr.bus.messages import Decision, Deploy, Hop, Hosted, PNodeInfo, Report
 from dcnr.ids import Epoch, NetworkId, PNodeId, SessionId
 
 
@@ -131,6 +131,14 @@ class Beat:
 
     hosted: tuple[Hosted, ...]
     stopping: bool
+    age: float
 
 
-Command = Job | Prepare | Install | Evict | SendHop | SendReport | Upload | Beat
+@dataclass(frozen=True, slots=True)
+class GiveWay:
+    """The name belongs to `other`: end with an error, once the good-bye is said."""
+
+    other: PNodeInfo
+
+
+Command = Job | Prepare | Install | Evict | SendHop | SendReport | Upload | Beat | GiveWay

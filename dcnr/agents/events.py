@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from dcnr.agents.plan import Plan
 from dcnr.backends.base import Array, HostArray
-from dcnr.bus.messages import CommandMessage, Decision, Deploy, Hop, SavedPart
+from dcnr.bus.messages import CommandMessage, Decision, Deploy, Heartbeat, Hop, SavedPart
 from dcnr.ids import Epoch, NodeId, SessionId
 from dcnr.optim.decide import ScalerState, Verdict
 
@@ -22,6 +22,13 @@ class Told:
     """A control message came."""
 
     message: CommandMessage | Decision
+
+
+@dataclass(frozen=True, slots=True)
+class NameHeard:
+    """A heartbeat under this PNode's name came: its own, or that of another process."""
+
+    beat: Heartbeat
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,4 +174,4 @@ class Tick:
 
 
 JobEvent = PassDone | Folded | Applied | Settled | SnapshotTaken | JobFailed
-Event = Told | HopArrived | Prepared | Installed | SetupFailed | JobEvent | Uploaded | UploadFailed | Stop | Tick
+Event = Told | NameHeard | HopArrived | Prepared | Installed | SetupFailed | JobEvent | Uploaded | UploadFailed | Stop | Tick

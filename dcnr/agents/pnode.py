@@ -4,13 +4,14 @@ Rule 1: a deploy of a newer epoch replaces an older one; whatever belongs to an 
 Rule 2: what does not fit in memory is refused, with the numbers.
 Rule 3: at most `QUEUED` jobs are at the compute thread: enough to hide the hand-over, few enough that urgent work comes soon.
 Rule 4: sessions take turns.
+Rule 5: a name belongs to the process that has had it longest. Whoever hears an older one under its own name says good-bye and ends.
 """
 
 from __future__ import annotations
 
 from typing import assert_never
 
-from dcnr.agents.commands import Beat, Command, Evict, Install, Prepare, SendReport
+from dcnr.agents.commands import Beat, Command, Evict, GiveWay, Install, Prepare, SendReport
 from dcnr.agents.events import (
     Applied,
     Event,
@@ -19,6 +20,7 @@ from dcnr.agents.events import (
     Installed,
     JobEvent,
     JobFailed,
+    NameHeard,
     PassDone,
     Prepared,
     Settled,
@@ -32,25 +34,29 @@ from dcnr.agents.events import (
 )
 from dcnr.agents.hosted import HostedSession, State
 from dcnr.agents.telemetry import Telemetry
-from dcnr.bus.messages import Decision, Deploy, Hosted, Refused, Save, Undeploy
+from dcnr.bus.messages import Decision, Deploy, Heartbeat, Hosted, PNodeInfo, Refused, Save, Undeploy
 from dcnr.errors import InvariantError
-from dcnr.ids import Epoch, PNodeId, SessionId
+from dcnr.ids import Epoch, SessionId
 
 QUEUED = 2
 """Jobs at the compute thread: the one that runs, and the next."""
 HEARTBEAT_EVERY = 0.5
 """Seconds."""
+SAME_AGE = 0.2
+"""Seconds by which ages must differ to tell which process is the older one: more than a heartbeat is on its way."""
 
 
 class PNode:
-    """The machine of one agent process. `memory` is what it may hold, in bytes."""
+    """The machine of one agent process, born `now`. `info.memory_total` is what it may hold, in bytes."""
 
-    def __init__(self, me: PNodeId, memory: int, telemetry: Telemetry, now: float) -> None:
+    def __init__(self, info: PNodeInfo, telemetry: Telemetry, now: float) -> None:
         self.sessions: dict[SessionId, HostedSession] = {}
         """In the order in which they are served next."""
         self.stopping = False
-        self._me = me
-        self._memory = memory
+        self._me = info.pnode
+        self._incarnation = info.incarnation
+        self._memory = info.memory_total
+        self._born = now
         self.telemetry = telemetry
         self._gone: dict[SessionId, Epoch] = {}
         """The newest epoch that was let go of, per session."""
@@ -88,6 +94,8 @@ class PNode:
         match event:
             case Told(message):
                 return self._told(message)
+            case NameHeard(beat):
+                return self._name_heard(beat, now)
             case HopArrived(hop, payload):
                 session = self._session(hop.session, hop.epoch)
                 return session.hop(hop, payload) if session else []
@@ -108,8 +116,7 @@ class PNode:
             case Tick():
                 return self._tick(now)
             case Stop():
-                self.stopping = True
-                return [self._beat()]
+                return [self._good_bye(now)]
             case _:
                 return self._worked(event, now)
 
@@ -204,14 +211,27 @@ class PNode:
         commands: list[Command] = []
         if now >= self._next_beat:
             self._next_beat = now + HEARTBEAT_EVERY
-            commands.append(self._beat())
+            commands.append(self._beat(now))
         for session in self.sessions.values():
             commands += session.tick(now)
         return commands
 
-    def _beat(self) -> Beat:
+    def _beat(self, now: float) -> Beat:
         hosted: tuple[Hosted, ...] = tuple(session.hosted() for session in self.sessions.values())
-        return Beat(hosted, self.stopping)
+        return Beat(hosted, self.stopping, now - self._born)
+
+    def _good_bye(self, now: float) -> Beat:
+        self.stopping = True
+        return self._beat(now)
+
+    def _name_heard(self, beat: Heartbeat, now: float) -> list[Command]:
+        """One that says good-bye leaves the name to us. Where the ages are the same, the smaller incarnation counts as the older one."""
+        if beat.info.incarnation == self._incarnation or beat.stopping or self.stopping:
+            return []
+        older_by = beat.age - (now - self._born)
+        if older_by > SAME_AGE or (older_by >= -SAME_AGE and beat.info.incarnation < self._incarnation):
+            return [GiveWay(beat.info), self._good_bye(now)]
+        return []
 
     def _next_job(self) -> Command | None:
         for name, session in list(self.sessions.items()):

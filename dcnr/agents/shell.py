@@ -18,8 +18,36 @@ from typing import assert_never
 import numpy as np
 import structlog
 
-from dcnr.agents.commands import Apply, Beat, Command, Evict, Fold, Install, Pass, Prepare, SendHop, SendReport, Settle, Snapshot, Upload
-from dcnr.agents.events import Event, HopArrived, Installed, JobEvent, Prepared, SetupFailed, Stop, Tick, Told, Uploaded, UploadFailed
+from dcnr.agents.commands import (
+    Apply,
+    Beat,
+    Command,
+    Evict,
+    Fold,
+    GiveWay,
+    Install,
+    Pass,
+    Prepare,
+    SendHop,
+    SendReport,
+    Settle,
+    Snapshot,
+    Upload,
+)
+from dcnr.agents.events import (
+    Event,
+    HopArrived,
+    Installed,
+    JobEvent,
+    NameHeard,
+    Prepared,
+    SetupFailed,
+    Stop,
+    Tick,
+    Told,
+    Uploaded,
+    UploadFailed,
+)
 from dcnr.agents.plan import make_plan
 from dcnr.agents.pnode import PNode
 from dcnr.agents.runner import Runner, describe, trace_of
@@ -28,10 +56,10 @@ from dcnr.agents.weights import tensor_names
 from dcnr.backends.base import Backend, HostArray
 from dcnr.bus import codec, subjects
 from dcnr.bus.base import Bus, Subscription
-from dcnr.bus.messages import Decision, Deploy, Failed, Heartbeat, Hop, PNodeInfo, Save, Undeploy
+from dcnr.bus.messages import Decision, Deploy, Failed, Heartbeat, Hop, Message, PNodeInfo, Save, Undeploy
 from dcnr.bus.transport import HopTransport
 from dcnr.clock import Clock
-from dcnr.errors import DcnrError, InvariantError, PeerError
+from dcnr.errors import AlreadyExists, DcnrError, InvariantError, PeerError
 from dcnr.ids import Epoch, NetworkId, SessionId
 from dcnr.machine import drive
 from dcnr.optim.hyper import Hyper
@@ -56,7 +84,7 @@ class Shell:
 
     def __init__(self, info: PNodeInfo, backend: Backend, clock: Clock, threads: int) -> None:
         self.telemetry = Telemetry()
-        self.machine = PNode(info.pnode, info.memory_total, self.telemetry, clock.now())
+        self.machine = PNode(info, self.telemetry, clock.now())
         self._info = info
         self._backend = backend
         self._clock = clock
@@ -68,7 +96,10 @@ class Shell:
         self._inbox.put_nowait(Stop())
 
     async def run(self, connect: Connect, ready: Callable[[], None]) -> bool:
-        """Serve until `stop`; `ready` is called once orders are heard. Returns whether the compute thread ended in time."""
+        """Serve until `stop`; `ready` is called once orders are heard. Returns whether the compute thread ended in time.
+
+        Raises `AlreadyExists` if an older process has the name.
+        """
         loop = asyncio.get_running_loop()
 
         def emit(event: JobEvent) -> None:
@@ -93,6 +124,9 @@ class Shell:
         finally:
             ended = await asyncio.to_thread(runner.close, PATIENCE)
         log.info("stopped", dropped=dict(self.telemetry.dropped), received=dict(self.telemetry.received))
+        if service.other is not None:
+            where = f"host {service.other.host}, process {service.other.pid}"
+            raise AlreadyExists(f"another agent named '{self._info.pnode}' is alive at {where}", "choose another --name")
         return ended
 
     async def _serve(self, service: Service) -> None:
@@ -161,6 +195,8 @@ class Service:
     ) -> None:
         self.tasks: set[asyncio.Task[None]] = set()
         self.said_good_bye = asyncio.Event()
+        self.other: PNodeInfo | None = None
+        """The process that has our name."""
         self._info = info
         self._telemetry = telemetry
         self._inbox = inbox
@@ -190,28 +226,39 @@ class Service:
                 self._start(self._upload(command))
             case Beat():
                 self._beat(command)
+            case GiveWay(other):
+                self.other = other
             case _:
                 assert_never(command)
 
     # -- control ------------------------------------------------------------------------------------------------------
 
     async def listen(self) -> None:
-        """Hear orders from now on."""
+        """Hear orders, and whoever uses our name, from now on."""
         await self._control.subscribe(subjects.command(self._info.pnode), self._hear)
+        await self._control.subscribe(subjects.heartbeat(self._info.pnode), self._hear_name)
 
     def _hear(self, data: bytes) -> None:
-        try:
-            message = codec.decode(data)
-        except PeerError as error:
-            self._telemetry.drop("malformed")
-            log.warning("dropped a message", reason=str(error))
-            return
+        message = self._decoded(data)
         if isinstance(message, Deploy | Undeploy | Save | Decision):
             self._inbox.put_nowait(Told(message))
 
+    def _hear_name(self, data: bytes) -> None:
+        message = self._decoded(data)
+        if isinstance(message, Heartbeat):
+            self._inbox.put_nowait(NameHeard(message))
+
+    def _decoded(self, data: bytes) -> Message | None:
+        try:
+            return codec.decode(data)
+        except PeerError as error:
+            self._telemetry.drop("malformed")
+            log.warning("dropped a message", reason=str(error))
+            return None
+
     def _beat(self, beat: Beat) -> None:
         info = replace(self._info, memory_used=sum(hosted.bytes for hosted in beat.hosted))
-        message = Heartbeat(info, beat.hosted, beat.stopping)
+        message = Heartbeat(info, beat.hosted, beat.stopping, beat.age)
         self._outbox.put_nowait((subjects.heartbeat(info.pnode), codec.encode(message)))
         if beat.stopping:
             self._outbox.put_nowait(None)

@@ -109,11 +109,15 @@ class Hosted:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Every 0.5 s, with everything a leader needs to know a PNode it never heard of. `stopping` says good-bye."""
+    """Every 0.5 s, with everything a leader needs to know a PNode it never heard of. `stopping` says good-bye.
+
+    `age`: seconds since the process started. Of two processes with one name, the younger one gives way when it hears the other.
+    """
 
     info: PNodeInfo
     hosted: tuple[Hosted, ...]
     stopping: bool = False
+    age: float = 0.0
 
 
 # -- orchestrator to PNode -------------------------------------------------------------------------------------------------
@@ -303,12 +307,13 @@ class StepMetrics:
 
 @dataclass(frozen=True, slots=True)
 class SessionMetrics:
-    """A session changed its state. `reason` says why in words."""
+    """A session changed its state. `reason` says why in words. `fault`: it was suspended, and nobody had asked for that."""
 
     session: SessionId
     state: str
     step: int
     reason: str
+    fault: bool = False
 
 
 CommandMessage = Deploy | Undeploy | Save

@@ -9,6 +9,7 @@ import click
 import numpy as np
 
 from dcnr.cli.output import Group, data_dir_option, example, json_option, progress, show_record, show_table, tell_skipped
+from dcnr.data.batches import MAX_BATCH, MAX_SEED, MAX_STEP
 from dcnr.data.dataset import DEFAULT_SEQ_LEN, Dataset, DatasetManifest, delete_dataset, list_datasets, read_manifest
 from dcnr.data.split import SPLITS, Split
 
@@ -55,9 +56,9 @@ def show(name: str, data_dir: Path, as_json: bool) -> None:
 @dataset.command(epilog=example("dcnr dataset batch books --split train --seed 1 --step 10 --batch 8 --out batch.npy"))
 @click.argument("name")
 @click.option("--split", type=click.Choice(SPLITS), default="train", show_default=True)
-@click.option("--seed", type=int, required=True, help="The session's seed.")
-@click.option("--step", type=click.IntRange(1), required=True, help="The step, counted from 1.")
-@click.option("--batch", type=click.IntRange(1), required=True, help="Rows: the session's batch size.")
+@click.option("--seed", type=click.IntRange(0, MAX_SEED), required=True, help="The session's seed.")
+@click.option("--step", type=click.IntRange(1, MAX_STEP), required=True, help="The step, counted from 1.")
+@click.option("--batch", type=click.IntRange(1, MAX_BATCH), required=True, help="Rows: the session's batch size.")
 @click.option("--seq-len", type=click.IntRange(1), help="The network's sequence length, if it is not the dataset's own.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The .npy file to write.")
 @data_dir_option

@@ -2,7 +2,8 @@
 
 Rule 1: metrics are at most once, so silence is filled by asking the orchestrator every `ASK_EVERY` seconds.
 Rule 2: waiting for PNodes is normal for a moment, so it is told only if it lasts into such a silence, once for each reason.
-Rule 3: `done` ends well; `failed` is an error with the run's own reason; `suspended` and a deleted session end with a note.
+Rule 3: `done` ends well; `failed`, and `suspended` by a fault, are errors with the run's own reason; `suspended` by request and a deleted
+session end with a note.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from dcnr.bus import subjects
 from dcnr.bus.api import call
@@ -22,6 +24,15 @@ from dcnr.ids import SessionId
 
 ASK_EVERY = 2.0
 """Seconds of silence after which the orchestrator is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a session stands, and why. `fault`: it was suspended, and nobody had asked for that."""
+
+    state: str
+    reason: str = ""
+    fault: bool = False
 
 
 class Follower:
@@ -40,24 +51,34 @@ class Follower:
         self._news.put_nowait(decode(data))
 
     async def follow(self, view: View, old: bool = False) -> None:
-        """Show everything until the run ends. Raises `DcnrError` if it failed. An `old` run may have ended, so it is asked for first."""
-        state, reason = await (self._ask() if old else self._next(view))
+        """Show everything until the run ends. An `old` run may have ended, so it is asked for first.
+
+        Raises `DcnrError` if it failed, or was suspended by a fault.
+        """
+        now = await (self._ask() if old else self._next(view))
         while True:
-            match state:
+            match now.state:
                 case "done":
                     view.done(self.session, self.final_loss)
                     return
-                case "failed":
-                    remedy = f"`dcnr session show {self.session}` says more"
-                    raise DcnrError(f"session {self.session} failed at step {self.last_step}: {reason}", remedy)
-                case "suspended" | "deleted":
-                    view.note(f"session {self.session} is {state} at step {self.last_step}" + (f": {reason}" if reason else ""))
+                case "failed" | "suspended" | "deleted":
+                    self._end(view, now)
                     return
                 case _:
-                    self._tell(view, state, reason)
-            state, reason = await self._next(view)
+                    self._tell(view, now)
+            now = await self._next(view)
 
-    async def _next(self, view: View) -> tuple[str, str]:
+    def _end(self, view: View, now: Standing) -> None:
+        view.ended(self.session, now.state, self.last_step, now.reason)
+        text = f"session {self.session} {'failed' if now.state == 'failed' else f'is {now.state}'} at step {self.last_step}"
+        text += f": {now.reason}" if now.reason else ""
+        if now.state == "failed":
+            raise DcnrError(text, f"`dcnr session show {self.session}` says more")
+        if now.fault:
+            raise DcnrError(text, f"go on with `dcnr session resume {self.session}`")
+        view.note(text)
+
+    async def _next(self, view: View) -> Standing:
         """Show steps until the state is heard of."""
         while True:
             try:
@@ -70,23 +91,23 @@ class Follower:
                     self.last_step, self.final_loss = message.step, message.loss
                     view.step(message)
                 case SessionMetrics(state=state) if state != "waiting":
-                    return state, message.reason
+                    return Standing(state, message.reason, message.fault)
                 case _:
                     continue
 
-    async def _ask(self) -> tuple[str, str]:
+    async def _ask(self) -> Standing:
         try:
             shown = await call(self._bus, "session.show", session=self.session)
         except NotFound:
-            return "deleted", ""
+            return Standing("deleted")
         if shown["state"] == "done" and self.final_loss is None:
             self.final_loss = shown["loss"]
         self.last_step = max(self.last_step, shown["step"])
-        return shown["state"], shown["reason"] or ""
+        return Standing(shown["state"], shown["reason"] or "", shown["fault"])
 
-    def _tell(self, view: View, state: str, reason: str) -> None:
-        text = f"session {self.session} is {state}" + (f": {reason}" if reason else "")
-        if state == "waiting" and text != self._told:
+    def _tell(self, view: View, now: Standing) -> None:
+        text = f"session {self.session} is {now.state}" + (f": {now.reason}" if now.reason else "")
+        if now.state == "waiting" and text != self._told:
             self._told = text
             view.note(text)
 

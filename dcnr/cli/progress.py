@@ -51,6 +51,10 @@ class View(Protocol):
         """The run ended well."""
         ...
 
+    def ended(self, session: str, state: str, step: int, reason: str) -> None:
+        """The run ended otherwise, which people are told by a note or an error."""
+        ...
+
 
 def choose_view(steps: int, as_json: bool) -> View:
     """The view that fits where stdout goes. `steps`: the run's last step."""
@@ -85,6 +89,10 @@ class JsonView(_Plain):
         """`{"event": "done", …}`."""
         show_json({"event": "done", "session": session, "final_loss": final_loss})
 
+    def ended(self, session: str, state: str, step: int, reason: str) -> None:
+        """`{"event": "suspended", …}`, or `failed` or `deleted`."""
+        show_json({"event": state, "session": session, "step": step, "reason": reason})
+
 
 class LineView(_Plain):
     """A line now and then."""
@@ -103,6 +111,9 @@ class LineView(_Plain):
     def done(self, session: str, final_loss: float | None) -> None:
         """The last line."""
         click.echo(farewell(session, final_loss))
+
+    def ended(self, session: str, state: str, step: int, reason: str) -> None:
+        """Nothing more than the note or error."""
 
 
 class BarView:
@@ -136,6 +147,9 @@ class BarView:
     def done(self, session: str, final_loss: float | None) -> None:
         """Below the bar, once it has stopped."""
         self._farewell = farewell(session, final_loss)
+
+    def ended(self, session: str, state: str, step: int, reason: str) -> None:
+        """Nothing more than the note or error."""
 
 
 def describe(row: StepMetrics, width: int = 1 << 10) -> str:

@@ -12,6 +12,7 @@ from dcnr.cli.client import ask, connection, run
 from dcnr.cli.follow import follower
 from dcnr.cli.output import Group, example, json_option, show_record, show_table
 from dcnr.cli.progress import choose_view
+from dcnr.data.batches import MAX_STEP
 from dcnr.ids import SessionId
 
 ASK_EVERY = 0.1
@@ -73,7 +74,7 @@ async def _suspend(name: str) -> dict[str, Any]:
 
 @session.command(epilog=example("dcnr session resume tiny-1f6c2a", "dcnr session resume tiny-1f6c2a --steps 2000"))
 @click.argument("name")
-@click.option("--steps", type=click.IntRange(min=1), help="A new total of steps.")
+@click.option("--steps", type=click.IntRange(1, MAX_STEP), help="A new total of steps.")
 @json_option
 def resume(name: str, steps: int | None, as_json: bool) -> None:
     """Go on from the last checkpoint."""

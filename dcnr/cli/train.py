@@ -27,8 +27,9 @@ from dcnr.cli.follow import Follower, follower
 from dcnr.cli.output import Command, data_dir_option, example, json_option
 from dcnr.cli.progress import View, choose_view
 from dcnr.cli.source import Source, fetch_source, is_file, read_source
+from dcnr.data.batches import MAX_BATCH, MAX_SEED, MAX_STEP
 from dcnr.data.dataset import read_manifest
-from dcnr.errors import UserError
+from dcnr.errors import DcnrError, UserError
 from dcnr.ids import SessionId, check_id
 from dcnr.network.problems import nearest
 from dcnr.optim.hyper import Hyper
@@ -73,10 +74,10 @@ class TrainPlan:
     metavar="PATH",
     help="A text file, folder or glob instead (any number of times): makes tokenizer and dataset, once for each content.",
 )
-@click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True, help="Optimizer steps in all.")
-@click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Rows of a step.")
+@click.option("--steps", type=click.IntRange(1, MAX_STEP), default=200, show_default=True, help="Optimizer steps in all.")
+@click.option("--batch", type=click.IntRange(1, MAX_BATCH), default=8, show_default=True, help="Rows of a step.")
 @click.option("--micro-batches", type=click.IntRange(min=1), default=1, show_default=True, help="Parts that a batch is sent in.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights, batches and dropout.")
+@click.option("--seed", type=click.IntRange(0, MAX_SEED), default=0, show_default=True, help="Of weights, batches and dropout.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help=f"Hyper-parameter: {', '.join(Hyper.model_fields)}.")
 @click.option("--no-fuse", is_flag=True, help="Run the graph as written, without fusing nodes.")
 @click.option("--pnodes", type=click.IntRange(min=0), default=0, show_default=True, help="Spread over so many PNodes; 0 for all.")
@@ -177,5 +178,8 @@ async def _leave(plan: TrainPlan, bus: Bus, one: Follower, view: View) -> None:
 
 
 async def _suspend(bus: Bus, one: Follower, view: View) -> None:
-    await call(bus, "session.suspend", session=one.session)
-    await one.follow(view)
+    try:
+        await call(bus, "session.suspend", session=one.session)
+        await one.follow(view)
+    except DcnrError as error:  # the run ended by itself, or went wrong meanwhile
+        view.note(str(error))

@@ -20,6 +20,12 @@ import numpy.typing as npt
 Starts = npt.NDArray[np.int64]
 """Index of the first token of each window."""
 
+MAX_STEP = 2**53
+"""Of any session: what a float64 counts exactly."""
+MAX_BATCH = 1 << 16
+"""Rows of a step."""
+MAX_SEED = 2**63 - 1
+
 _WORD = (1 << 64) - 1
 
 
@@ -32,7 +38,7 @@ def epoch_starts(tokens: int, seq_len: int, seed: int, epoch: int) -> Starts:
     """Where the windows of epoch `epoch` (counted from 0) start, in their order."""
     count = windows_per_epoch(tokens, seq_len)
     last_offset = min(seq_len - 1, tokens - 1 - count * seq_len)
-    generator = np.random.Generator(np.random.Philox(key=np.array([seed & _WORD, epoch], dtype=np.uint64)))
+    generator = np.random.Generator(np.random.Philox(key=np.array([seed & _WORD, epoch & _WORD], dtype=np.uint64)))
     offset = int(generator.integers(0, last_offset, endpoint=True))
     return generator.permutation(count).astype(np.int64) * seq_len + offset
 

@@ -10,6 +10,7 @@ Rule 3: the ids of a step are a function of (split, seed, step, batch, sequence 
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -40,8 +41,8 @@ _PIECES_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class DatasetManifest:
-    """What a dataset is. `bytes` is the size of the text, `skipped` how many files of its folders are none;
-    `seq_len` is what `batch` takes if it is not told.
+    """What a dataset is. `sources` are the files, folders and globs that were named, absolute; `files` counts what they stood for,
+    `bytes` is the size of that text, `skipped` how many files of the folders are none; `seq_len` is what `batch` takes if it is not told.
     """
 
     name: str
@@ -104,7 +105,7 @@ class Dataset:
             _check_length(name, "train", train, seq_len)
             _move_tail(hidden, train * _stored(dtype).itemsize)
             sha256 = fingerprint(data_dir, tokenizer_name)
-            of_text = (len(files), total_bytes(files), tuple(map(str, sources)), found.skipped)
+            of_text = (len(files), total_bytes(files), tuple(map(os.path.abspath, sources)), found.skipped)
             manifest = DatasetManifest(name, tokenizer_name, sha256, tokenizer.vocab_size, dtype, train, rest, seq_len, *of_text)
             (hidden / "manifest.json").write_bytes(_MANIFEST.dump_json(manifest, indent=2))
         return cls(folder, manifest)

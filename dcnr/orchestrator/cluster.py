@@ -1,6 +1,6 @@
 """The whole orchestrator as one machine: networks, the fleet, and the sessions on it.
 
-Rule 1: every request is answered once; a refused one changes nothing.
+Rule 1: every request is answered once; a refused one changes nothing. A deletion is answered when the files are gone.
 Rule 2: waiting sessions are offered the fleet, oldest first, when it grows, when another session lets go, and every 5 s.
 Rule 3: a PNode that hosts what it should not (an old epoch, a deleted session) is told to let go with each heartbeat that says so.
 """
@@ -23,6 +23,7 @@ from dcnr.orchestrator.events import (
     Draining,
     DrainPNode,
     DropNetwork,
+    Erased,
     Event,
     Heard,
     Lost,
@@ -58,7 +59,7 @@ class Cluster:
 
     def opening(self) -> list[Command]:
         """What a new leader does first: write down and tell which sessions the change of leader suspended."""
-        metrics = [SessionMetrics(record.session, record.state, record.step, record.reason) for record in self._stopped]
+        metrics = [SessionMetrics(record.session, record.state, record.step, record.reason, record.fault) for record in self._stopped]
         return [*(Store(record) for record in self._stopped), *(Measured(metric) for metric in metrics)]
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -70,6 +71,8 @@ class Cluster:
                 return self._tick(event, now)
             case Reported(report):
                 return self._to_session(report.session, report, now)
+            case Erased(request, name, message):
+                return [Answer(request, _left_behind(name, message) if message is not None else None)]
             case PutNetwork() | DropNetwork() | CreateSession() | StartSession() | SuspendSession() | DeleteSession() | DrainPNode():
                 return self._ask(event, now)
             case _:
@@ -150,7 +153,8 @@ class Cluster:
         error = self._objection(ask)
         if error is not None:
             return [Answer(ask.request, error)]
-        return [*self._grant(ask, now), Answer(ask.request)]
+        granted = self._grant(ask, now)
+        return granted if isinstance(ask, DeleteSession) else [*granted, Answer(ask.request)]
 
     def _objection(self, ask: Ask) -> UserError | None:
         match ask:
@@ -201,7 +205,7 @@ class Cluster:
             case SuspendSession(session=name):
                 return self._to_session(name, ask, now)
             case DeleteSession(session=name):
-                return self._delete(name)
+                return self._delete(ask.request, name)
             case DrainPNode():
                 return self._fleet_changed(self.fleet.handle(ask, now), now)
             case _:
@@ -220,7 +224,11 @@ class Cluster:
         start = StartSession(ask.request, ask.record.session, ask.graph)
         return created + session.handle(start, now) + self._offer(now)
 
-    def _delete(self, name: SessionId) -> list[Command]:
+    def _delete(self, request: int, name: SessionId) -> list[Command]:
         record = self.sessions.pop(name).record
         gone = SessionMetrics(name, "deleted", record.step, "deleted by request")
-        return [Drop("dcnr_sessions", name), Drop("dcnr_assignments", name), Erase(name), Measured(gone)]
+        return [Drop("dcnr_sessions", name), Drop("dcnr_assignments", name), Erase(request, name), Measured(gone)]
+
+
+def _left_behind(name: SessionId, message: str) -> UserError:
+    return UserError(f"session '{name}' is deleted, but some of its files are not: {message}", "remove them by hand")

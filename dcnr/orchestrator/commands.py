@@ -90,8 +90,9 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Erase:
-    """Remove a deleted session's checkpoints and history."""
+    """Remove a deleted session's checkpoints and history, as `request` asked. Answered by `Erased`."""
 
+    request: int
     session: SessionId
 
 

@@ -70,6 +70,15 @@ class ManifestFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Erased:
+    """The files of a deleted session are gone; `message` says why some are not, if so."""
+
+    request: int
+    session: SessionId
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """A deadline passed."""
 
@@ -166,5 +175,5 @@ class Draining:
 
 Ask = PutNetwork | DropNetwork | CreateSession | StartSession | SuspendSession | DeleteSession | DrainPNode
 Result = BatchRead | BatchFailed | ManifestWritten | ManifestFailed
-Event = Heard | Reported | Result | Tick | Ask
+Event = Heard | Reported | Result | Erased | Tick | Ask
 SessionEvent = Report | Result | Tick | StartSession | SuspendSession | Offered | Lost | Draining

@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-MAX_SEED = 2**63 - 1
+from dcnr.data.batches import MAX_BATCH, MAX_SEED, MAX_STEP
 
 
 class Request(BaseModel):
@@ -43,8 +43,8 @@ class CreateSession(Request):
     file: str | None = None
     file_name: str = "network.yml"
     dataset: str
-    steps: int = Field(ge=1)
-    batch: int = Field(ge=1)
+    steps: int = Field(ge=1, le=MAX_STEP)
+    batch: int = Field(ge=1, le=MAX_BATCH)
     micro_batches: int = Field(default=1, ge=1)
     seed: int = Field(default=0, ge=0, le=MAX_SEED)
     hyper: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
@@ -69,7 +69,7 @@ class NamedSession(Request):
 class ResumeSession(NamedSession):
     """Go on with a session; `steps` is a new total."""
 
-    steps: int | None = Field(default=None, ge=1)
+    steps: int | None = Field(default=None, ge=1, le=MAX_STEP)
 
 
 class NamedPNode(Request):

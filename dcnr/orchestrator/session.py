@@ -285,7 +285,7 @@ class Session:
         missing = [item for item in self.run.deploys.items() if item[0] not in self.run.deployed]
         return [Publish(subjects.command(pnode), deploy) for pnode, deploy in missing]
 
-    def _leave(self, state: SessionState, reason: str) -> list[Command]:
+    def _leave(self, state: SessionState, reason: str, fault: bool = False) -> list[Command]:
         """Out of the active states: every PNode lets go, and the record stands at the newest checkpoint."""
         assert self.run is not None
         undeploy = Undeploy(self.record.session, self.record.epoch)
@@ -293,14 +293,14 @@ class Session:
         step = self.record.newest.step if self.record.newest else 0
         self.record = replace(self.record, step=step, loss=self.loss if step == self.step else self.record.loss)
         self.run = None
-        return [*commands, *self._move(state, reason)]
+        return [*commands, *self._move(state, reason, fault)]
 
     def _lost(self, reason: str) -> list[Command]:
         self._again = False
         if self.record.state is _S.DEPLOYING:
             return self._leave(_S.WAITING, reason)
         step = self.record.newest.step if self.record.newest else 0
-        return self._leave(_S.SUSPENDED, f"{reason}; the last checkpoint is of step {step}")
+        return self._leave(_S.SUSPENDED, f"{reason}; the last checkpoint is of step {step}", fault=True)
 
     def _fail(self, reason: str) -> list[Command]:
         self._again = False
@@ -330,14 +330,14 @@ class Session:
                 self.record = replace(self.record, reason=reason)
                 return [Store(self.record), self._told()]
 
-    def _move(self, state: SessionState, reason: str) -> list[Command]:
+    def _move(self, state: SessionState, reason: str, fault: bool = False) -> list[Command]:
         if state not in TRANSITIONS[self.record.state]:
             raise InvariantError(f"session {self.record.session} cannot go from {self.record.state} to {state}")
-        self.record = replace(self.record, state=state, reason=reason)
+        self.record = replace(self.record, state=state, reason=reason, fault=fault)
         return [Store(self.record), self._told()]
 
     def _told(self) -> Command:
-        return Measured(SessionMetrics(self.record.session, self.record.state, self.step, self.reason))
+        return Measured(SessionMetrics(self.record.session, self.record.state, self.step, self.reason, self.record.fault))
 
     # -- while deployed ----------------------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ from dcnr.orchestrator.commands import (
     WriteManifest,
 )
 from dcnr.orchestrator.commands import Store as StoreRecord
-from dcnr.orchestrator.events import Ask, BatchFailed, BatchRead, Event, Heard, ManifestFailed, ManifestWritten, Reported, Tick
+from dcnr.orchestrator.events import Ask, BatchFailed, BatchRead, Erased, Event, Heard, ManifestFailed, ManifestWritten, Reported, Tick
 from dcnr.orchestrator.leader import BUCKET, Lease, LeaseLost
 from dcnr.orchestrator.session import Settings
 from dcnr.orchestrator.state import CheckpointRecord, Record, key_of
@@ -190,8 +190,8 @@ class Term:
                 self._records.put(record)
             case Drop(bucket, key):
                 self._records.drop(bucket, key)
-            case Erase(session):
-                self._group.create_task(self._erase(session))
+            case Erase():
+                self._group.create_task(self._erase(command))
             case Answer(request, error):
                 self._answer(request, error)
             case _:
@@ -297,13 +297,17 @@ class Term:
         else:
             self._inbox.put_nowait(ManifestWritten(record.session, record.epoch, CheckpointRecord(ask.step, manifest.key, ask.scaler)))
 
-    async def _erase(self, session: SessionId) -> None:
-        self._datasets.pop(session, None)
+    async def _erase(self, ask: Erase) -> None:
+        """Checkpoints last: with them the name becomes free."""
+        self._datasets.pop(ask.session, None)
         try:
-            await delete_checkpoints(self._storage, session)
-            await asyncio.to_thread(self._history.erase, session)
+            await asyncio.to_thread(self._history.erase, ask.session)
+            await delete_checkpoints(self._storage, ask.session)
         except (DcnrError, OSError) as error:
-            log.error("could not remove everything of a deleted session", session=session, reason=str(error))
+            log.error("could not remove everything of a deleted session", session=ask.session, reason=str(error))
+            self._inbox.put_nowait(Erased(ask.request, ask.session, str(error)))
+        else:
+            self._inbox.put_nowait(Erased(ask.request, ask.session))
 
 
 class RecordWriter:

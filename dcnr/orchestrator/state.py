@@ -66,7 +66,7 @@ class CheckpointRecord:
 class SessionRecord:
     """One training run. `network_file` is the text it was created with, so that replacing a network changes no session.
 
-    `step` and `loss` are as of the last write; `pnodes` is how many PNodes to use, 0 for all.
+    `step` and `loss` are as of the last write; `pnodes` is how many PNodes to use, 0 for all. `fault`: it is suspended, and nobody asked.
     """
 
     session: SessionId
@@ -87,6 +87,7 @@ class SessionRecord:
     step: int = 0
     loss: float | None = None
     checkpoints: tuple[CheckpointRecord, ...] = field(default=())
+    fault: bool = False
 
     @property
     def newest(self) -> CheckpointRecord | None:
@@ -146,4 +147,4 @@ def after_restart(record: SessionRecord) -> SessionRecord:
         return record
     step = record.newest.step if record.newest else 0
     reason = f"the orchestrator stopped while it was {record.state}; its last checkpoint is of step {step}, and resume goes on from there"
-    return replace(record, state=SessionState.SUSPENDED, reason=reason, step=step, epoch=Epoch(record.epoch + 1))
+    return replace(record, state=SessionState.SUSPENDED, reason=reason, step=step, epoch=Epoch(record.epoch + 1), fault=True)

@@ -77,10 +77,11 @@ def test_help_shows_an_example() -> None:
 
 
 @contextmanager
-def agent(url: str, name: str) -> Iterator[subprocess.Popen[str]]:
+def agent(url: str, name: str, stderr: int | None = None) -> Iterator[subprocess.Popen[str]]:
     """A real agent, ready; it is killed if the test leaves it running."""
     command = [sys.executable, "-m", "dcnr.agents.main", "--name", name, "--backend", "numpy", "--memory", "1GiB", "--nats", url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONWARNINGS": "error"}) as process:
+    env = {**os.environ, "PYTHONWARNINGS": "error"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=env) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline().startswith(f"{name} is ready at {url}: backend numpy, 1.0 GiB")
@@ -119,3 +120,21 @@ def test_a_process_beats_and_says_good_bye_when_it_is_asked_to_end(nats_url: str
         assert time.monotonic() - began < 2
         assert {beat.info.pid for beat in found} == {process.pid}
         assert (found[0].info.backend, found[0].info.memory_total, found[0].stopping) == ("numpy", 1 << 30, False)
+
+
+@pytest.mark.nats
+def test_a_name_that_is_taken_is_one_line_and_exit_code_2(nats_url: str) -> None:
+    """The first one stays; once it was killed, its name is free at once."""
+    with agent(nats_url, "twin") as first:
+        with agent(nats_url, "twin", stderr=subprocess.PIPE) as second:
+            _, err = second.communicate(timeout=PATIENCE)
+            assert second.returncode == 2
+        told = [line for line in err.splitlines() if line.startswith("error: ")]
+        assert len(told) == 1
+        assert "another agent named 'twin' is alive at host" in told[0]
+        assert f"process {first.pid} (choose another --name)" in told[0]
+        assert "Traceback" not in err
+        assert first.poll() is None
+    with agent(nats_url, "twin") as third:
+        third.send_signal(signal.SIGTERM)
+        assert third.wait(PATIENCE) == 0

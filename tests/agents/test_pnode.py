@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dcnr.agents.commands import Beat, Command, Evict, Install, Pass, Prepare, SendReport, Settle, Snapshot, Upload
+from dcnr.agents.commands import Beat, Command, Evict, GiveWay, Install, Pass, Prepare, SendReport, Settle, Snapshot, Upload
 from dcnr.agents.events import (
     Applied,
     HopArrived,
     Installed,
     JobFailed,
+    NameHeard,
     PassDone,
     Prepared,
     SetupFailed,
@@ -25,9 +26,23 @@ from dcnr.agents.events import (
     UploadFailed,
 )
 from dcnr.agents.plan import make_plan
-from dcnr.agents.pnode import HEARTBEAT_EVERY, QUEUED, PNode
+from dcnr.agents.pnode import HEARTBEAT_EVERY, QUEUED, SAME_AGE, PNode
 from dcnr.agents.telemetry import Reason, Telemetry
-from dcnr.bus.messages import TRAINER, Decision, Deploy, Deployed, Failed, Hop, Refused, Save, Saved, SavedPart, Undeploy
+from dcnr.bus.messages import (
+    TRAINER,
+    Decision,
+    Deploy,
+    Deployed,
+    Failed,
+    Heartbeat,
+    Hop,
+    PNodeInfo,
+    Refused,
+    Save,
+    Saved,
+    SavedPart,
+    Undeploy,
+)
 from dcnr.ids import Epoch, NodeId, PNodeId, SessionId
 from dcnr.optim.decide import ScalerState
 from tests.agents.tiny import NETWORK, SEQ, SESSION, A, deploy_of, graph_of
@@ -38,10 +53,15 @@ NEWER = replace(DEPLOY, epoch=Epoch(2))
 PLAN = make_plan(DEPLOY, A)
 
 
+def info(incarnation: str = "b", memory: int = GIB) -> PNodeInfo:
+    """A process with the name `a`."""
+    return PNodeInfo(A, incarnation, "host", "numpy", "cpu", memory, 0, 1, 1, "0")
+
+
 @pytest.fixture
 def pnode() -> Iterator[PNode]:
     """A PNode with plenty of memory."""
-    machine = PNode(A, GIB, Telemetry(), now=0.0)
+    machine = PNode(info(), Telemetry(), now=0.0)
     yield machine
     machine.validate()
 
@@ -113,7 +133,7 @@ def test_a_newer_epoch_replaces_an_older_one(pnode: PNode) -> None:
 
 def test_what_does_not_fit_is_refused_with_numbers() -> None:
     """Nothing is kept, and asking again is refused again."""
-    small = PNode(A, 1000, Telemetry(), now=0.0)
+    small = PNode(info(memory=1000), Telemetry(), now=0.0)
     for _ in range(2):
         small.handle(Told(DEPLOY), 0.0)
         (refused,) = reports(small.handle(Prepared(DEPLOY, PLAN), 0.0))
@@ -125,7 +145,7 @@ def test_what_does_not_fit_is_refused_with_numbers() -> None:
 
 def test_two_sessions_share_the_memory() -> None:
     """The second one is refused where only one fits."""
-    pnode = PNode(A, int(PLAN.bytes * 1.5), Telemetry(), now=0.0)
+    pnode = PNode(info(memory=int(PLAN.bytes * 1.5)), Telemetry(), now=0.0)
     install(pnode)
     other = replace(DEPLOY, session=SessionId("other"))
     pnode.handle(Told(other), 0.0)
@@ -238,7 +258,7 @@ def test_an_applied_step_has_no_further_effect(pnode: PNode) -> None:
 def test_a_heartbeat_is_due_at_once_and_every_half_second(pnode: PNode) -> None:
     """It says what is hosted."""
     assert pnode.deadline() == 0.0
-    assert pnode.handle(Tick(), 0.0) == [Beat((), False)]
+    assert pnode.handle(Tick(), 0.0) == [Beat((), False, 0.0)]
     assert pnode.deadline() == HEARTBEAT_EVERY
     assert pnode.handle(Tick(), 0.2) == []
     install(pnode)
@@ -247,8 +267,49 @@ def test_a_heartbeat_is_due_at_once_and_every_half_second(pnode: PNode) -> None:
     assert [hosted.session for hosted in beat.hosted] == [SESSION]
 
 
+def test_an_older_process_keeps_the_name(pnode: PNode) -> None:
+    """We say good-bye, once, and take nothing new."""
+    older = Heartbeat(info("c"), (), age=60.0)
+    assert pnode.handle(NameHeard(older), 0.5) == [GiveWay(older.info), Beat((), True, 0.5)]
+    assert pnode.handle(NameHeard(older), 0.6) == []
+    assert pnode.handle(Told(DEPLOY), 0.7) == []
+
+
+@pytest.mark.parametrize(
+    "beat",
+    [
+        Heartbeat(info(), (), age=60.0),
+        Heartbeat(info("a"), (), age=10.0 - SAME_AGE - 0.1),
+        Heartbeat(info("a"), (), stopping=True, age=60.0),
+    ],
+    ids=["own", "younger", "stopping"],
+)
+def test_only_an_older_process_that_stays_is_given_way_to(pnode: PNode, beat: Heartbeat) -> None:
+    """Neither our own heartbeats, nor a younger one, nor one that leaves: a restarted agent is not hindered."""
+    assert pnode.handle(NameHeard(beat), 10.0) == []
+    assert not pnode.stopping
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.1, 0.19, 0.21, 1.0, 50.0])
+@pytest.mark.parametrize("late", [0.0, 0.05, 0.6])
+@pytest.mark.parametrize("smaller", ["first", "second"])
+def test_of_two_processes_with_one_name_exactly_one_stays(apart: float, late: float, smaller: str) -> None:
+    """Started `apart` seconds, their first heartbeats heard `late`: never none or both in the end; well apart, it is the first one."""
+    names = ("a", "b") if smaller == "first" else ("b", "a")
+    infos = [info(name) for name in names]
+    born = (100.0, 100.0 + apart)
+    pnodes = [PNode(one, Telemetry(), at) for one, at in zip(infos, born, strict=True)]
+    for sent, heard in ((born[1], born[1] + late), (born[1] + 1.0, born[1] + 1.001)):
+        beats = [Heartbeat(infos[at], (), age=sent - born[at]) for at in range(2) if not pnodes[at].stopping]
+        for beat in beats:
+            for one in pnodes:
+                one.handle(NameHeard(beat), heard)
+    stopping = [one.stopping for one in pnodes]
+    assert stopping == ([False, True] if apart > SAME_AGE or smaller == "first" else [True, False])
+
+
 def test_stopping_says_good_bye_and_takes_nothing_new(pnode: PNode) -> None:
     """The last heartbeat."""
-    assert pnode.handle(Stop(), 0.0) == [Beat((), True)]
+    assert pnode.handle(Stop(), 1.5) == [Beat((), True, 1.5)]
     assert pnode.handle(Told(DEPLOY), 0.0) == []
     assert dropped(pnode) == {"stale": 1}

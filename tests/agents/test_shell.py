@@ -21,7 +21,7 @@ from dcnr.bus import subjects
 from dcnr.bus.memory import MemoryBroker, MemoryBus
 from dcnr.bus.messages import Deploy, Deployed, Failed, Heartbeat, Refused, Save, Saved, Undeploy
 from dcnr.clock import MonotonicClock
-from dcnr.errors import InvariantError
+from dcnr.errors import AlreadyExists, InvariantError
 from dcnr.ids import Epoch, SessionId
 from dcnr.storage.base import open_storage
 from tests.agents.tiny import A, deploy_of, graph_of
@@ -81,6 +81,27 @@ def test_a_process_that_hosts_nothing_ends_at_once() -> None:
 
         async with asyncio.timeout(PATIENCE):
             assert await shell.run(connect, shell.stop)
+
+    asyncio.run(story())
+
+
+def test_the_younger_of_two_with_one_name_ends_with_an_error() -> None:
+    """It says good-bye under its own incarnation, names the other one, and that one serves on."""
+
+    async def story() -> None:
+        async with cluster(DEPLOY) as (_, trainer, broker):
+            await trainer.start()
+            second = Shell(replace(info_of("a"), incarnation="2"), NumpyBackend(), MonotonicClock(), threads=2)
+
+            async def connect(_purpose: str) -> MemoryBus:
+                return broker.connect()
+
+            async with asyncio.timeout(PATIENCE):
+                with pytest.raises(AlreadyExists, match="another agent named 'a' is alive at host here, process 1"):
+                    await second.run(connect, lambda: None)
+            await trainer.until(lambda: any(beat.stopping for beat in trainer.beats()))
+            assert {beat.info.incarnation for beat in trainer.beats() if beat.stopping} == {"2"}
+            await trainer.step(1, batches(17, 5, DEPLOY.batch, 1)[0])
 
     asyncio.run(story())
 
@@ -256,7 +277,7 @@ def test_a_bug_of_ours_ends_the_process_with_its_story() -> None:
 
     async def story() -> None:
         shell = Shell(info_of("a"), NumpyBackend(), MonotonicClock(), threads=2)
-        shell.machine = Broken(A, 1 << 30, shell.telemetry, 0.0)
+        shell.machine = Broken(info_of("a"), shell.telemetry, 0.0)
         broker = MemoryBroker()
         trainer = await Trainer.join(broker, graph_of(), DEPLOY, [info_of("a")])
 

@@ -47,7 +47,7 @@ MESSAGES: list[Message] = [
     HOP,
     Chunk(P, 9, 512, 1024),
     Credit(P, 9, -1),
-    Heartbeat(INFO, (Hosted(S, E, 4, 22, 100), Hosted(S, E, 5, 1, 1)), stopping=True),
+    Heartbeat(INFO, (Hosted(S, E, 4, 22, 100), Hosted(S, E, 5, 1, 1)), stopping=True, age=7.5),
     Deploy(N, S, E, "name: x\n", True, {"a": P}, (INFO,), HYPER, {"scale": 65536.0}, 2**63, 100, 4, 16, 0, "file:///x", None, False),
     Undeploy(S, E),
     Save(S, E, 7),
@@ -62,6 +62,7 @@ MESSAGES: list[Message] = [
     Failed(P, S, E, "broke", "Traceback"),
     StepMetrics(S, 1, 2.5, 1e-3, 1.0, 1.0, False, 100.0, 9.5),
     SessionMetrics(S, "running", 1, ""),
+    SessionMetrics(S, "suspended", 1, "lost", fault=True),
 ]
 
 

@@ -93,6 +93,17 @@ def test_bad_input_is_one_line_and_code_2(folder: Path, arguments: tuple[str, ..
     assert [path.name for path in (folder / "data" / "datasets").iterdir()] == ["kept"]
 
 
+@pytest.mark.parametrize(("option", "value"), [("--step", 10**23), ("--step", 0), ("--batch", 65537), ("--seed", 2**63), ("--seed", -1)])
+def test_a_batch_that_no_session_can_have_is_refused(folder: Path, option: str, value: int) -> None:
+    """With the range; nothing is written."""
+    create(folder, "--seq-len", "16")
+    asked = {"--seed": 1, "--step": 1, "--batch": 1} | {option: value}
+    result = dcnr(folder, "batch", "d", *(str(word) for pair in asked.items() for word in pair), "--out", str(folder / "f.npy"))
+    assert result.exit_code == 2
+    assert f"{value} is not in the range" in result.stderr
+    assert not (folder / "f.npy").exists()
+
+
 @pytest.mark.parametrize("more", [("--validation", "1"), ("--validation", "-0.1"), ("--seq-len", "0")])
 def test_impossible_options_are_refused(folder: Path, more: tuple[str, str]) -> None:
     """Before anything is read."""

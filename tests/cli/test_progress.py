@@ -33,6 +33,15 @@ def test_json_lines_have_exactly_the_promised_keys(capsys: pytest.CaptureFixture
     assert seen.err == "by the way\n"
 
 
+def test_json_says_how_else_a_run_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    """People read that in the note or error."""
+    JsonView().ended("s", "suspended", 4, "PNode a is gone")
+    LineView(steps=9).ended("s", "suspended", 4, "PNode a is gone")
+    BarView(steps=9).ended("s", "suspended", 4, "PNode a is gone")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == {"event": "suspended", "session": "s", "step": 4, "reason": "PNode a is gone"}
+
+
 def test_json_has_no_numbers_that_json_has_not(capsys: pytest.CaptureFixture[str]) -> None:
     """NaN and infinity are null."""
     with JsonView() as view:

@@ -52,7 +52,10 @@ def test_suspend_and_detach(cluster: Cluster, book: Path) -> None:
     assert watcher.stdout is not None
     assert json.loads(watcher.stdout.readline())["event"] == "step"
     cluster.dcnr("session", "suspend", "endless")
-    _, err = watcher.communicate(timeout=60)
+    out, err = watcher.communicate(timeout=60)
+    assert watcher.returncode == 0
+    end = json.loads(out.splitlines()[-1])
+    assert (end["event"], end["session"], end["reason"]) == ("suspended", "endless", "suspended by request")
     assert "session endless is suspended" in err
     assert cluster.json("session", "show", "endless")["state"] == "suspended"
     cluster.dcnr("session", "delete", "endless")

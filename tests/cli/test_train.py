@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -55,6 +56,9 @@ def test_bad_settings_are_explained(setting: str, message: str) -> None:
         (["nowhere.yml", "--dataset", "d", "--local", "2"], "no network file 'nowhere.yml'"),
         ([TINY, "--text", "nowhere.txt", "--local", "2"], "nowhere.txt"),
         ([TINY, "--dataset", "d", "--steps", "0"], "--steps"),
+        ([TINY, "--dataset", "d", "--steps", str(2**53 + 1)], "--steps"),
+        ([TINY, "--dataset", "d", "--batch", "65537"], "--batch"),
+        ([TINY, "--dataset", "d", "--seed", str(2**63)], "--seed"),
         ([TINY, "--dataset", "d", "--backend", "numpy"], "--backend numpy is for the agents of --local"),
         ([TINY, "--dataset", "d", "--local", "2"], "no dataset 'd'"),
         ([TINY, "--text", TINY, "--text", "nowhere.txt", "--local", "2"], "'nowhere.txt' does not exist"),
@@ -102,6 +106,29 @@ def test_a_real_run_prints_the_promised_lines_and_leaves_nothing(book: Path, tmp
 
 @pytest.mark.nats
 @pytest.mark.timeout(180)
+def test_a_run_that_loses_an_agent_says_so_with_code_1(book: Path, tmp_path: Path) -> None:
+    """The last line is the suspension and its reason, the error says how to go on."""
+    data_dir = tmp_path / "data"
+    arguments = ["train", TINY, "--text", str(book), "--local", "2", "--steps", "100000", "--batch", "4", "--session", "hurt", "--json"]
+    process = subprocess.Popen(
+        command(*arguments), env=environment(data_dir), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["step"] == 1
+    (agent,) = [child for child in psutil.Process(process.pid).children() if "agent-2" in child.cmdline()]
+    agent.kill()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    end = objects(out.splitlines())[-1]
+    assert (end["event"], end["session"]) == ("suspended", "hurt")
+    assert "agent-2 has been silent" in end["reason"]
+    assert "go on with `dcnr session resume hurt`" in err
+    assert "Traceback" not in err
+    assert strays(data_dir) == []
+
+
+@pytest.mark.nats
+@pytest.mark.timeout(180)
 def test_ctrl_c_suspends_and_says_how_to_go_on(book: Path, tmp_path: Path) -> None:
     """Within 3 s: a checkpoint, code 130, no process left."""
     data_dir = tmp_path / "data"
@@ -113,8 +140,9 @@ def test_ctrl_c_suspends_and_says_how_to_go_on(book: Path, tmp_path: Path) -> No
     first = json.loads(process.stdout.readline())
     assert first["step"] == 1
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=10)
     assert process.returncode == 130
+    assert json.loads(out.splitlines()[-1])["event"] == "suspended"
     assert "session long is suspended" in err
     assert "dcnr session resume long" in err
     assert strays(data_dir) == []

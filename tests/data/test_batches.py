@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcnr.data.batches import Starts, batch_starts, epoch_starts, gather, windows_per_epoch
+from dcnr.data.batches import MAX_BATCH, MAX_SEED, MAX_STEP, Starts, batch_starts, epoch_starts, gather, windows_per_epoch
 
 LENGTHS = st.integers(1, 40).flatmap(lambda seq_len: st.tuples(st.integers(seq_len + 1, 700), st.just(seq_len)))
 
@@ -28,6 +28,14 @@ def test_an_epoch_is_a_permutation_of_windows_inside_the_split(lengths: tuple[in
     assert (np.diff(ordered) == seq_len).all()
     assert 0 <= ordered[0] < seq_len
     assert ordered[-1] + seq_len + 1 <= tokens
+
+
+def test_the_last_possible_step_has_its_windows() -> None:
+    """Also where one window is an epoch, so that epochs are counted beyond 64 bits."""
+    starts = starts_of(tokens=3, seq_len=2, seed=MAX_SEED, step=MAX_STEP, batch=3)
+    assert starts.tolist() == [0, 0, 0]
+    assert len(starts_of(tokens=8001, seq_len=2, seed=MAX_SEED, step=MAX_STEP, batch=MAX_BATCH)) == MAX_BATCH
+    assert epoch_starts(3, 2, 1, MAX_STEP * MAX_BATCH).tolist() == [0]
 
 
 @settings(deadline=None)

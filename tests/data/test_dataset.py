@@ -71,6 +71,15 @@ def test_the_manifest_says_what_it_is(data_dir: Path) -> None:
     assert read_manifest(data_dir, "d") == made.manifest
 
 
+def test_the_manifest_names_what_was_named(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Globs and relative paths, made absolute, not the files that they stand for."""
+    monkeypatch.chdir(data_dir.parent)
+    (text_of(data_dir) / "b.txt").write_bytes(TEXT.encode())
+    made = Dataset.create(data_dir, "d", ["text/*.txt", "./text"], "c", 0.1, SEQ_LEN)
+    assert made.manifest.sources == (str(text_of(data_dir) / "*.txt"), str(text_of(data_dir)))
+    assert made.manifest.files == 2
+
+
 def test_a_vocabulary_above_65536_is_stored_as_uint32(tmp_path: Path) -> None:
     """The smallest type that holds every id."""
     characters = [chr(code) for code in range(0x10000, 0x10000 + 65_537)]

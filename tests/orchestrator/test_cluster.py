@@ -17,6 +17,7 @@ from dcnr.orchestrator.events import (
     DeleteSession,
     DrainPNode,
     DropNetwork,
+    Erased,
     Heard,
     ManifestWritten,
     PutNetwork,
@@ -190,16 +191,25 @@ def test_whoever_hosts_what_it_should_not_is_told_to_let_go(cluster: Cluster) ->
 
 
 def test_a_session_under_way_is_not_deleted(cluster: Cluster) -> None:
-    """Suspend first; then everything of it goes, and whoever watches is told."""
+    """Suspend first; then everything of it goes, whoever watches is told, and the answer comes when its files are gone."""
     cluster.handle(beat("a"), 0.0)
     cluster.handle(CreateSession(1, record(), graph()), 0.1)
     assert "dcnr session suspend s" in str(error_of(cluster.handle(DeleteSession(2, SESSION), 0.2)))
     cluster.handle(SuspendSession(3, SESSION), 0.3)
     gone = Measured(SessionMetrics(SESSION, "deleted", 0, "deleted by request"))
     assert cluster.handle(DeleteSession(4, SESSION), 0.4) == [
-        Drop("dcnr_sessions", "s"), Drop("dcnr_assignments", "s"), Erase(SESSION), gone, Answer(4),
+        Drop("dcnr_sessions", "s"), Drop("dcnr_assignments", "s"), Erase(4, SESSION), gone,
     ]  # fmt: skip
+    assert cluster.handle(Erased(4, SESSION), 0.5) == [Answer(4)]
     assert isinstance(error_of(cluster.handle(DeleteSession(5, SESSION), 0.5)), NotFound)
+
+
+def test_files_that_stay_behind_are_an_answer(cluster: Cluster) -> None:
+    """The session is gone all the same."""
+    cluster.handle(CreateSession(1, record(), None), 0.1)
+    cluster.handle(DeleteSession(2, SESSION), 0.2)
+    assert "files are not: read-only" in str(error_of(cluster.handle(Erased(2, SESSION, "read-only"), 0.3)))
+    assert cluster.sessions == {}
 
 
 def test_requests_about_what_is_not_there_are_refused(cluster: Cluster) -> None:
@@ -252,7 +262,7 @@ def test_a_new_leader_suspends_what_was_under_way_and_says_so() -> None:
     stored, told = cluster.opening()
     assert isinstance(stored, Store)
     assert stored.record == cluster.sessions[SESSION].record
-    assert told == Measured(SessionMetrics(SESSION, "suspended", 2, cluster.sessions[SESSION].record.reason))
+    assert told == Measured(SessionMetrics(SESSION, "suspended", 2, cluster.sessions[SESSION].record.reason, fault=True))
     assert state(cluster, "t") is S.DONE
     commands = cluster.handle(beat("a", Hosted(SESSION, Epoch(1), 3, 3, 1)), 100.1)
     assert commands == [SetPeers((info("a"),)), Publish("dcnr.pnode.a.cmd", Undeploy(SESSION, Epoch(1)))]

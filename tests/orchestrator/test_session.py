@@ -331,6 +331,19 @@ def test_a_lost_pnode_suspends_the_session_at_its_last_checkpoint() -> None:
     assert [subject for subject, _ in story.sent(Undeploy)] == ["dcnr.pnode.a.cmd", "dcnr.pnode.b.cmd"]
 
 
+def test_only_what_nobody_asked_for_is_a_fault() -> None:
+    """A lost PNode is one, until the session goes on; a suspension by request is none."""
+    story = Story(record(steps=50))
+    story.lose = lambda event: isinstance(event, BatchRead) and event.step > 2
+    story.tell(START, Offered(TWO))
+    story.tell(Lost(PNodeId("b"), "gone"))
+    assert (story.state, story.measured(SessionMetrics)[-1].fault) == (S.SUSPENDED, True)
+    story.tell(START)
+    assert (story.state, story.measured(SessionMetrics)[-1].fault) == (S.WAITING, False)
+    story.tell(SUSPEND)
+    assert (story.state, story.measured(SessionMetrics)[-1].fault) == (S.SUSPENDED, False)
+
+
 def test_a_checkpoint_that_was_complete_just_before_the_end_counts() -> None:
     """Its manifest was under way when the PNode died: it is written down, and the session stands at it."""
     story = Story(record(steps=50, checkpoint_every=2))

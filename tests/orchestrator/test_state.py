@@ -28,7 +28,7 @@ def test_a_session_under_way_is_suspended_by_a_restart_at_its_newest_checkpoint(
     checkpoints = (CheckpointRecord(0, "k0", SCALER), CheckpointRecord(3, "k3", SCALER))
     was = replace(record(), state=state, epoch=Epoch(2), step=0, checkpoints=checkpoints)
     now = after_restart(was)
-    assert (now.state, now.step, now.epoch) == (SessionState.SUSPENDED, 3, 3)
+    assert (now.state, now.step, now.epoch, now.fault) == (SessionState.SUSPENDED, 3, 3, True)
     assert now.reason == f"the orchestrator stopped while it was {state}; its last checkpoint is of step 3, and resume goes on from there"
 
 

@@ -43,7 +43,7 @@ def test_a_session_shows_its_assignment_while_it_has_one() -> None:
     """By the ids of the prepared graph."""
     shown = views.session_details(cluster().sessions[SESSION])
     assert shown["assignment"] == {"embed": "a", "act": "a", "loss": "a"}
-    assert (shown["state"], shown["epoch"], shown["steps"]) == ("deploying", 1, 4)
+    assert (shown["state"], shown["fault"], shown["epoch"], shown["steps"]) == ("deploying", False, 1, 4)
 
 
 def test_a_pnode_shows_what_it_last_said_and_what_it_is_to_hold() -> None:
