@@ -4,7 +4,8 @@
                                |  \\--1.5 s silent--^ |            dead: silent for 3 s, or started anew under the same name
                                \\--good-bye--> stopped \\--3 s silent--> dead
 
-Rule 1: a heartbeat of another incarnation means that the old process is dead: `Gone` comes before `Joined`.
+Rule 1: of two processes under one name the one heard first counts; another is not believed before the first has been silent for 1.5 s. Then
+the old process is dead: `Gone` comes before `Joined`.
 Rule 2: a new leader gives everyone in its records one full time-out of grace, and work only to those that it heard itself.
 Rule 3: the gone are listed for ten minutes, so that a person can read why; then they are forgotten.
 """
@@ -127,7 +128,8 @@ class Fleet:
         pnode = beat.info.pnode
         member = self.members.get(pnode)
         if member is None or member.record.info.incarnation != beat.info.incarnation:
-            return [] if beat.stopping else self._joined(beat, now)
+            rival = member is not None and member.present and now < member.heard + SUSPECT_AFTER
+            return [] if beat.stopping or rival else self._joined(beat, now)
         if beat.stopping:
             return self._goodbye(member)
         joins = not member.by_us or not member.present

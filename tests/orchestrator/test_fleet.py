@@ -10,7 +10,7 @@ import pytest
 from dcnr.bus.messages import Heartbeat, Hosted
 from dcnr.ids import Epoch, PNodeId, SessionId
 from dcnr.orchestrator.events import DrainPNode, Heard, Tick
-from dcnr.orchestrator.fleet import Changed, Drained, Fleet, Forgotten, Gone, Joined
+from dcnr.orchestrator.fleet import SUSPECT_AFTER, Changed, Drained, Fleet, Forgotten, Gone, Joined
 from dcnr.orchestrator.state import PNodeRecord, PNodeState
 from tests.orchestrator.fakes import info
 
@@ -74,10 +74,17 @@ def test_a_dead_pnode_that_wakes_up_joins_anew(fleet: Fleet) -> None:
     assert state(fleet) is PNodeState.ALIVE
 
 
-def test_another_incarnation_means_that_the_old_process_died(fleet: Fleet) -> None:
-    """The old one is gone before the new one joins."""
+def test_a_rival_under_the_same_name_disturbs_nobody(fleet: Fleet) -> None:
+    """While the first process is heard, the second is not believed."""
     fleet.handle(beat(), 0.0)
-    changes = fleet.handle(beat(incarnation="2"), 0.2)
+    assert fleet.handle(beat(incarnation="2"), 0.2) == []
+    assert fleet.eligible() == (info("a"),)
+
+
+def test_another_incarnation_means_that_the_old_process_died(fleet: Fleet) -> None:
+    """Once it has been silent for long enough; it is gone before the new one joins."""
+    fleet.handle(beat(), 0.0)
+    changes = fleet.handle(beat(incarnation="2"), SUSPECT_AFTER)
     assert [type(change) for change in changes] == [Changed, Gone, Changed, Joined]
     assert changes[1] == Gone(A, "PNode a started anew as process 1")
     assert fleet.members[A].record.info.incarnation == "2"
@@ -114,7 +121,7 @@ def test_a_drained_pnode_gets_no_new_work_until_it_starts_anew(fleet: Fleet) -> 
     assert fleet.handle(DrainPNode(1, A), 0.1) == [Changed(drained), Drained(A)]
     assert fleet.handle(DrainPNode(2, A), 0.2) == []
     assert fleet.eligible() == ()
-    fleet.handle(beat(incarnation="2"), 0.3)
+    fleet.handle(beat(incarnation="2"), SUSPECT_AFTER)
     assert fleet.eligible() == (info("a", "2"),)
 
 
