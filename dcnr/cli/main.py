@@ -2,11 +2,13 @@
 
 Rule 1: help of the whole program reads this table and imports no command, so it is there at once.
 Rule 2: a command is imported when it runs; each noun has a file of its own.
+Rule 3: a wrong call is answered like every other error: in one line, with exit code 2.
 """
 
 from __future__ import annotations
 
 import importlib
+from typing import IO, Any
 
 import click
 
@@ -28,8 +30,31 @@ COMMANDS = {
 }
 
 
+class WrongCall(click.ClickException):
+    """An option or command that does not exist, or a value that does not fit."""
+
+    exit_code = 2
+
+    def __init__(self, error: click.UsageError) -> None:
+        path = error.ctx.command_path if error.ctx else "dcnr"
+        super().__init__(f"{error.format_message().rstrip('.')} (see `{path} --help`)")
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Write `error: …`."""
+        click.echo(f"error: {self.message}", file=file, err=True)
+
+
 class LazyGroup(click.Group):
     """A group over COMMANDS."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. A noun without a command still shows its help."""
+        try:
+            return super().invoke(ctx)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            raise WrongCall(error) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order of the table."""
@@ -50,7 +75,9 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-@click.command(cls=LazyGroup, epilog="\b\nExample:\n  dcnr train networks/tiny.yml --text book.txt --local 3\n  dcnr COMMAND --help")
+@click.command(
+    "dcnr", cls=LazyGroup, epilog="\b\nExample:\n  dcnr train networks/tiny.yml --text book.txt --local 3\n  dcnr COMMAND --help"
+)
 @click.version_option(__version__, prog_name="dcnr")
 def main() -> None:
     """Neural networks written in YAML, trained as graphs of small agents over NATS."""

@@ -35,7 +35,7 @@ TRAINING = {
     "vocabulary mismatch": (NARROW, [], "has a vocabulary of"),
     "text too short for the network": (LONG, [], "needs 200001"),
     "unknown dataset": (GOOD, ["--dataset", "nothing"], "no dataset 'nothing'"),
-    "seed too large": (GOOD, ["--seed", str(2**64)], f"the number {2**64} is too large"),
+    "seed too large": (GOOD, ["--seed", str(2**64)], "Invalid value for '--seed'"),
     "taken session name": (GOOD, ["--session", "taken"], "session 'taken' exists"),
 }
 """What only the orchestrator can see: the network's text, the options of `dcnr train`, and what the message must name."""

@@ -55,3 +55,22 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     result = CliRunner().invoke(main, ["trian"])
     assert result.exit_code == 2
     assert "trian" in result.output
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (["train"], "error: Missing argument 'NETWORK|FILE.yml' (see `dcnr train --help`)"),
+        (["session", "bogus"], "error: No such command 'bogus' (see `dcnr session --help`)"),
+        (["up", "--agents", "x"], "error: Invalid value for '--agents': 'x' is not a valid integer range (see `dcnr up --help`)"),
+    ],
+)
+def test_a_wrong_call_is_answered_in_one_line(call: list[str], line: str) -> None:
+    """As every other error, with exit code 2."""
+    result = CliRunner().invoke(main, call)
+    assert (result.exit_code, result.stderr) == (2, f"{line}\n")
+
+
+def test_a_noun_alone_shows_its_help() -> None:
+    """What one can do with it."""
+    assert "Commands:" in CliRunner().invoke(main, ["session"]).output
