@@ -6,10 +6,10 @@ RUN := $(VENV)/.run
 DEV := $(VENV)/.dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench fmt clean
+.PHONY: help demo test test-gpu check bench fmt clean
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -29,6 +29,9 @@ demo: $(RUN)  ## a whole cluster, a network and a text sample, in a few minutes
 
 test: check  ## everything: style, types, the whole suite
 	$(BIN)/python -m pytest
+
+test-gpu: $(DEV)  ## what needs an NVIDIA GPU (first: .venv/bin/pip install -e '.[cuda13]', or cuda12)
+	$(BIN)/python -m pytest -m gpu
 
 check: $(DEV)  ## style, types, architecture
 	$(BIN)/ruff check

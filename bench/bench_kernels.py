@@ -50,25 +50,28 @@ def products(rows: int, inputs: int, outputs: int) -> Iterator[Row]:
     yield Row("linear + gelu", shape, "GFLOP/s", flop, lambda be: lambda: be.linear(x, w, b, "gelu"),
               lambda t: _torch_call(t, lambda x, w, b: t.nn.functional.gelu(t.nn.functional.linear(x, w, b)), x, w, b))  # fmt: skip
     yield Row("linear backward", shape, "GFLOP/s", 2 * flop,
-              lambda be: lambda: be.linear_backward(dy, x, w, None, None, dw, db, False, True),
+              lambda be: lambda: be.linear_backward(dy, x, w, b, None, None, dw, db, False, True),
               lambda t: _torch_call(t, lambda x, w, dy: (dy @ w, dy.T @ x, dy.sum(0)), x, w, dy))  # fmt: skip
 
 
 def attention(rows: int, positions: int, heads: int, width: int, rope: Rope | None) -> Iterator[Row]:
     qkv, do, q = normal(rows, positions, 3 * heads * width), normal(rows, positions, heads * width), normal(rows, heads, positions, width)
+    b = np.zeros(3 * heads * width, np.float32)  # it is added in place, once a call
     shape, flop = f"{rows}x{positions}x{heads}x{width}", 4.0 * rows * heads * positions * positions * width
     name = "attention" if rope is None else "attention, rope"
 
     def with_torch(t: Any) -> Call:
         return _torch_call(t, lambda q: t.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True), q)
 
-    yield Row(name, shape, "GFLOP/s", flop, lambda be: lambda: be.attention(qkv, heads, True, rope), None if rope else with_torch)
-    yield Row(f"{name} backward", shape, "GFLOP/s", 2 * flop, lambda be: _attention_backward(be, qkv, do, heads, rope))
+    yield Row(name, shape, "GFLOP/s", flop, lambda be: lambda: be.attention(qkv, b, heads, True, rope), None if rope else with_torch)
+    yield Row(f"{name} backward", shape, "GFLOP/s", 2 * flop, lambda be: _attention_backward(be, (qkv, b), do, heads, rope))
 
 
-def _attention_backward(backend: Backend, qkv: Any, do: Any, heads: int, rope: Rope | None) -> Call:
-    o, saved = backend.attention(qkv, heads, True, rope)
-    return lambda: backend.attention_backward(do, qkv, o, saved, heads, True, rope)
+def _attention_backward(backend: Backend, qkv_and_bias: tuple[Any, Any], do: Any, heads: int, rope: Rope | None) -> Call:
+    qkv, b = qkv_and_bias
+    db = np.empty_like(b)
+    o, saved = backend.attention(qkv.copy(), b, heads, True, rope)
+    return lambda: backend.attention_backward(do, o, b, saved, heads, True, rope, db, False)
 
 
 def streams() -> Iterator[Row]:
@@ -85,6 +88,10 @@ def streams() -> Iterator[Row]:
               lambda t: _torch_call(t, lambda x, r: t.nn.functional.dropout(x, 0.1) + r, x, dy))  # fmt: skip
     yield Row("layernorm", "256x2048", "GB/s", 2 * size, lambda be: lambda: be.layernorm(x, g, g, 1e-5),
               lambda t: _torch_call(t, lambda x, g: t.nn.functional.layer_norm(x, (2048,), g, g), x, g))  # fmt: skip
+    yield Row(
+        "dropout + add + layernorm", "256x2048", "GB/s", 4 * size, lambda be: lambda: be.residual_norm(x, g, dy, 0.1, rng, g, g, 1e-5)
+    )
+    yield Row("  and its backward", "256x2048", "GB/s", 5 * size, lambda be: _residual_norm_backward(be, dy, x, g, dg))
     yield Row("layernorm backward", "256x2048", "GB/s", 3 * size, lambda be: _layernorm_backward(be, dy, x, g, dg))
     yield Row("cast to bfloat16", "256x2048", "GB/s", 1.5 * size, lambda be: lambda: be.cast(x, "bfloat16"),
               lambda t: _torch_call(t, lambda x: x.bfloat16(), x))  # fmt: skip
@@ -95,6 +102,12 @@ def streams() -> Iterator[Row]:
 def _layernorm_backward(backend: Backend, dy: Any, x: Any, g: Any, dg: Any) -> Call:
     _, mean, rstd = backend.layernorm(x, g, g, 1e-5)
     return lambda: backend.layernorm_backward(dy, x, g, mean, rstd, dg, dg.copy(), False)
+
+
+def _residual_norm_backward(backend: Backend, dy: Any, x: Any, g: Any, dg: Any) -> Call:
+    rng, db, dbias = Philox(1, 2, 3, 0), dg.copy(), dg.copy()
+    total, _, mean, rstd = backend.residual_norm(x, g, dy, 0.1, rng, g, g, 1e-5)
+    return lambda: backend.residual_norm_backward(dy, x, total, 0.1, rng, g, mean, rstd, dbias, dg, db, False)
 
 
 def ends() -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""Where things are: the NATS server and the data directory.
+"""Where things are: the NATS server and the data directory; and which fast paths are switched off.
 
 The option of a command wins over the environment, which wins over the default.
 """
@@ -9,6 +9,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from dcnr.errors import UserError
 
 DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
 
@@ -46,6 +48,29 @@ def resolve(environ: Mapping[str, str], data_dir: str | Path | None = None, nats
     home = Path(environ.get("HOME") or Path.home())
     chosen = data_dir or environ.get("DCNR_DATA_DIR") or home / ".dcnr"
     return Config(nats_url or environ.get("NATS_URL") or DEFAULT_NATS_URL, Path(chosen).expanduser().absolute())
+
+
+@dataclass(frozen=True, slots=True)
+class FusedPaths:
+    """Which of the fast paths of a GPU are on: an error that goes away with one of them is in there."""
+
+    attention: bool
+    lm_head: bool
+    hopper: bool
+    """What only the instructions of compute capability 9.0 can do."""
+
+
+def fused_paths(environ: Mapping[str, str]) -> FusedPaths:
+    """DCNR_FUSED_ATTENTION, DCNR_FUSED_LM_HEAD, DCNR_HOPPER: 0 is off, 1 or absent is on. Raises `UserError` for anything else."""
+    names = ("DCNR_FUSED_ATTENTION", "DCNR_FUSED_LM_HEAD", "DCNR_HOPPER")
+    return FusedPaths(*(_switch(environ, name) for name in names))
+
+
+def _switch(environ: Mapping[str, str], name: str) -> bool:
+    value = environ.get(name) or "1"
+    if value not in {"0", "1"}:
+        raise UserError(f"{name} is '{value}'", "set it to 0 (off) or 1 (on), or leave it away")
+    return value == "1"
 
 
 def environment() -> Mapping[str, str]:

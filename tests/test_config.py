@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dcnr.config import DEFAULT_NATS_URL, from_environment, resolve
+from dcnr.config import DEFAULT_NATS_URL, FusedPaths, from_environment, fused_paths, resolve
+from dcnr.errors import UserError
 
 
 def test_defaults() -> None:
@@ -36,3 +37,16 @@ def test_the_data_directory_is_absolute_and_has_its_places(monkeypatch: pytest.M
     assert config.datasets == tmp_path / "here" / "datasets"
     assert config.checkpoints == tmp_path / "here" / "checkpoints"
     assert config.nats_store == tmp_path / "here" / "nats"
+
+
+def test_fast_paths_are_on_until_they_are_switched_off() -> None:
+    """Each by a variable of its own."""
+    assert fused_paths({}) == FusedPaths(attention=True, lm_head=True, hopper=True)
+    assert fused_paths({"DCNR_FUSED_ATTENTION": "0", "DCNR_FUSED_LM_HEAD": "1"}) == FusedPaths(attention=False, lm_head=True, hopper=True)
+    assert fused_paths({"DCNR_FUSED_ATTENTION": "", "DCNR_FUSED_LM_HEAD": "0"}) == FusedPaths(attention=True, lm_head=False, hopper=True)
+
+
+def test_a_switch_has_two_positions() -> None:
+    """Other words are an error that names the variable."""
+    with pytest.raises(UserError, match="DCNR_FUSED_LM_HEAD is 'off'"):
+        fused_paths({"DCNR_FUSED_LM_HEAD": "off"})

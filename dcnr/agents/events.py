@@ -76,7 +76,7 @@ class Handoff(NamedTuple):
 class PassDone:
     """`outputs` as the segment's external outputs, `losses` as (cost, loss), `gradients` as its outgoing ones.
 
-    All are empty for a phase that did not run.
+    All are empty for a phase that did not run; losses of a step that is decided here come with `Settled`.
     """
 
     session: SessionId
@@ -111,13 +111,14 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A step was decided and applied here. `loss_scale` is the one used in it."""
+    """A step was decided and applied here. `loss_scale` is the one used in it; `losses` are (cost, micro-batch, loss)."""
 
     session: SessionId
     epoch: Epoch
     step: int
     verdict: Verdict
     loss_scale: float
+    losses: tuple[tuple[NodeId, int, float], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,43 +4,78 @@ Rule 1: on backends that run shards, the rows of a micro-batch are cut into S = 
 goes through a whole segment on one thread. Threads only decide how many run at once.
 Rule 2: losses and gradients of shards are added in shard order.
 Rule 3: nothing here knows other sessions, the bus or the loop; everything runs in the order in which it is called.
+Rule 4: nothing here waits for a device: what is not there yet is given as a `Later`. What a segment does forward and backward in one piece
+is recorded, where the backend can, so that the device gets it as one piece too.
 
 R rows of a micro-batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
+
+import numpy as np
 
 from dcnr.agents.commands import Pass
 from dcnr.agents.crew import Crew
+from dcnr.agents.ending import Ending, Later, Settlement, make_ending
 from dcnr.agents.events import Handoff
 from dcnr.agents.plan import Plan, micro_rows
 from dcnr.agents.program import Program, Tape
 from dcnr.agents.routing import ExternalInput, IncomingGradient, Remote
-from dcnr.agents.weights import Weights, squared_norms
-from dcnr.backends.base import Array, Backend, HostArray, Precision
+from dcnr.agents.weights import Weights
+from dcnr.backends.base import Array, Backend, HostArray, Precision, Recording, Scalar
 from dcnr.bus.messages import Deploy
 from dcnr.ids import NodeId
 from dcnr.nodes.base import Env, Shape
-from dcnr.optim.decide import ScalerState, Verdict, decide
+from dcnr.optim.decide import ScalerState
 from dcnr.optim.hyper import Hyper
 from dcnr.optim.update import StepNumbers
 
-T = TypeVar("T")
+Losses = tuple[tuple[NodeId, int, float], ...]
+"""(cost, micro-batch, loss) in the order of segments, then of micro-batches."""
+
+
+class Results(NamedTuple):
+    """Of a pass: external outputs, losses by cost, outgoing gradients; empty for what was not asked for."""
+
+    outputs: tuple[Handoff, ...]
+    losses: tuple[tuple[NodeId, float], ...]
+    gradients: tuple[Handoff, ...]
+
+
+class _Made(NamedTuple):
+    """The same on the device; `losses` are one per cost."""
+
+    outputs: Sequence[Array]
+    losses: Sequence[Scalar]
+    gradients: Sequence[Array]
+
+
+@dataclass(slots=True, eq=False)
+class _Replay:
+    """A pass of one micro-batch that is recorded: where its inputs must lie, and where its results will."""
+
+    recording: Recording
+    inputs: tuple[Array, ...]
+    made: _Made
 
 
 class SegmentRun:
     """One segment's program, its envs by shard, and the tapes of the micro-batches in flight."""
 
-    def __init__(self, program: Program, envs: Sequence[list[Env]]) -> None:
+    def __init__(self, program: Program, envs: Sequence[list[Env]], weights: Sequence[Scalar]) -> None:
         self.program = program
         self.envs = envs
+        self.weights = weights
+        """Of its costs, as `program.weighted`."""
         self.tapes: dict[int, list[Tape]] = {}
         """By micro-batch, then by shard."""
+        self.replays: dict[int, _Replay] = {}
+        """By micro-batch."""
         self.written_forward = 0
         """Shards that had a forward in this step, so that what is accumulated there must be added to."""
         self.written_backward = 0
@@ -69,16 +104,25 @@ class Execution:
         learns = frozenset(node for routes in plan.routes.segments for node in routes.backward)
         self._weights = Weights(backend, plan.graph, plan.nodes, learns, self._shards)
         self._segments: dict[int, SegmentRun] = {}
-        self.state = _scaler(deploy.state)
-        """After the last step that was settled here; of a session decided elsewhere, only `loss_scale` is kept up."""
+        self._step = backend.scalar(0)
+        self._losses: dict[tuple[NodeId, int], Scalar] = {}
+        """Of the step under way, by (cost, micro-batch); only where the step is decided here."""
+        self._ending: Ending
+
+    @property
+    def state(self) -> ScalerState:
+        """After the last step that was settled here."""
+        return self._ending.state
 
     def load(self, saved: Mapping[str, HostArray] | None) -> None:
         """Make the arrays and compile the segments."""
         self._weights.load(self._hyper, self._deploy.seed, saved)
+        self._ending = make_ending(self._backend, self._crew, self._deploy, self._hyper, self._weights)
         for routes in self._plan.routes.segments:
             program = Program(self._plan.graph, routes, self._plan.nodes)
             envs = [[self._env(node, shard) for node in routes.nodes] for shard in range(self._shards)]
-            self._segments[routes.index] = SegmentRun(program, envs)
+            weights = [self._backend.scalar(0.0) for _ in program.weighted]
+            self._segments[routes.index] = SegmentRun(program, envs, weights)
 
     def _env(self, node: NodeId, shard: int) -> Env:
         return Env(
@@ -88,19 +132,64 @@ class Execution:
             accumulate=False,
             activation=self._plan.graph.by_id[node].activation_precision,
             seed=self._deploy.seed,
-            step=0,
+            step=self._step,
             first_row=0,
             training=True,
             weight=0.0,
-            loss_scale=1.0,
+            loss_scale=self._ending.loss_scale,
         )
 
     # -- a micro-batch ------------------------------------------------------------------------------------------------
 
-    def run(self, job: Pass) -> tuple[tuple[Handoff, ...], tuple[tuple[NodeId, float], ...], tuple[Handoff, ...]]:
-        """(external outputs, losses, outgoing gradients) of a micro-batch, as far as `job` asks for them."""
+    def run(self, job: Pass) -> Later[Results]:
+        """A micro-batch goes through a segment, as far as `job` asks for."""
         run = self._segments[job.segment]
-        routes = run.program.routes
+        self._set_numbers(run, job)
+        whole = job.inputs is not None and (job.gradients is not None or not run.program.routes.backward)
+        made = self._replayed(run, job) if whole and not self._backend.runs_shards else self._made(run, job)
+        first, last = micro_rows(self._deploy.batch, self._deploy.micro_batches, job.micro)
+        shards = len(_cut(last - first, self._shards))
+        run.written_forward = max(run.written_forward, shards * (job.inputs is not None))
+        run.written_backward = max(run.written_backward, shards * (job.gradients is not None))
+        return self._handed(run, job, made)
+
+    def _set_numbers(self, run: SegmentRun, job: Pass) -> None:
+        """What changes from step to step, for every env."""
+        weights: list[float] = []
+        if job.inputs is not None:
+            weights = [job.weights[fed] if fed is not None else per_row / self._deploy.batch for _, fed, per_row in run.program.weighted]
+        scalars = self._backend.set_scalars([self._step, *run.weights[: len(weights)]], [job.step, *weights])
+        for envs in run.envs:
+            for env in envs:
+                env.step = scalars[0]
+                env.loss_scale = self._ending.loss_scale
+            for (at, _, _), weight in zip(run.program.weighted, scalars[1:], strict=False):  # none, without a forward
+                envs[at].weight = weight
+
+    def _replayed(self, run: SegmentRun, job: Pass) -> _Made:
+        """The pass as one piece of work: its inputs are copied to where they lay when it was recorded."""
+        assert job.inputs is not None
+        replay = run.replays.get(job.micro)
+        if replay is None:
+            recording = self._backend.recording()
+            if recording is None:
+                return self._made(run, job)
+            inputs = tuple(
+                self._backend.from_host(x) if e.from_host else x for x, e in zip(job.inputs, run.program.routes.inputs, strict=True)
+            )
+            replay = run.replays[job.micro] = _Replay(recording, inputs, _Made((), (), ()))
+        else:
+            for place, given in zip(replay.inputs, job.inputs, strict=True):
+                self._backend.copy_into(place, self._on_device(given))
+
+        def work() -> None:
+            replay.made = self._made(run, replace(job, inputs=replay.inputs))
+
+        replay.recording.run(work)
+        return replay.made
+
+    def _made(self, run: SegmentRun, job: Pass) -> _Made:
+        """Issue the work of a pass."""
         first, last = micro_rows(self._deploy.batch, self._deploy.micro_batches, job.micro)
         shards = _cut(last - first, self._shards)
         forward, backward = job.inputs is not None, job.gradients is not None
@@ -113,28 +202,18 @@ class Execution:
             for shard, rows in enumerate(shards)
         ]
         parts = self._crew.run(tasks)
-        run.written_forward = max(run.written_forward, len(shards) * forward)
-        run.written_backward = max(run.written_backward, len(shards) * backward)
-        if backward or not routes.backward:
+        if backward or not run.program.routes.backward:
             del run.tapes[job.micro]
-        losses = tuple((cost, sum(part[at] for part in parts)) for at, cost in enumerate(routes.costs)) if forward else ()
-        return (
-            self._handed(outputs, [bool(output.remote) for output in routes.outputs]),
-            losses,
-            self._handed(gradients, [isinstance(entry.to, Remote) for entry in routes.outgoing]),
-        )
+        losses = [_sum([part[at] for part in parts]) for at in range(len(run.program.routes.costs))] if forward else []
+        return _Made(outputs, losses, gradients)
 
-    def _shard(self, run: SegmentRun, job: Pass, piece: _Piece, whole: tuple[list[Array], list[Array]]) -> list[float]:
+    def _shard(self, run: SegmentRun, job: Pass, piece: _Piece, whole: tuple[list[Array], list[Array]]) -> list[Scalar]:
         """One shard's part of a pass; what leaves the segment goes into its rows of `whole`. Returns the losses."""
-        program, envs, losses = run.program, run.envs[piece.shard], list[float]()
+        program, envs, losses = run.program, run.envs[piece.shard], list[Scalar]()
         for env in envs:
-            env.step = job.step
             env.first_row = piece.first_row
-            env.loss_scale = self.state.loss_scale
             env.accumulate = piece.shard < run.written_forward
         if job.inputs is not None:
-            for at, fed, per_row in program.weighted:
-                envs[at].weight = job.weights[fed] if fed is not None else per_row / self._deploy.batch
             outputs, losses = program.forward(envs, self._cut_rows(job.inputs, program.routes.inputs, piece.rows), piece.tape)
             self._place(whole[0], outputs, piece.rows)
         if job.gradients is not None:
@@ -146,7 +225,10 @@ class Execution:
 
     def _cut_rows(self, tensors: Sequence[Array], entries: Sequence[ExternalInput | IncomingGradient], rows: slice) -> list[Array]:
         pairs = zip(tensors, entries, strict=True)
-        return [self._backend.from_host(tensor[rows]) if entry.from_host else tensor[rows] for tensor, entry in pairs]
+        return [self._on_device(tensor[rows]) if entry.from_host else tensor[rows] for tensor, entry in pairs]
+
+    def _on_device(self, tensor: Array) -> Array:
+        return self._backend.from_host(tensor) if isinstance(tensor, np.ndarray) else tensor
 
     def _whole(self, kinds: Sequence[tuple[Shape, Precision]], rows: int, shards: int) -> list[Array]:
         """Room for tensors of all rows; with one shard its own arrays serve, so there is only a place for them."""
@@ -159,55 +241,76 @@ class Execution:
             else:
                 self._backend.copy_into(whole[at][rows], part)
 
-    def _handed(self, arrays: Sequence[Array], remote: Sequence[bool]) -> tuple[Handoff, ...]:
-        pairs = zip(arrays, remote, strict=False)  # no arrays, where that phase did not run
-        return tuple(Handoff(array, self._backend.to_host(array) if travels else None) for array, travels in pairs)
+    def _handed(self, run: SegmentRun, job: Pass, made: _Made) -> Later[Results]:
+        """What leaves the segment; what travels is also brought to the host. Losses of steps that are decided here wait for the end."""
+        routes = run.program.routes
+        travels = [bool(output.remote) for output in routes.outputs[: len(made.outputs)]]
+        travels += [isinstance(entry.to, Remote) for entry in routes.outgoing[: len(made.gradients)]]
+        tensors = [*made.outputs, *made.gradients]
+        losses = list(zip(routes.costs, made.losses, strict=False))  # none, without a forward
+        if self._deploy.decides:
+            self._losses |= {(cost, job.micro): loss for cost, loss in losses}
+            losses = []
+        wanted = [tensor for tensor, leaves in zip(tensors, travels, strict=True) if leaves]
+        hosts, values = self._hosts(wanted), self._hosts([loss for _, loss in losses])
+
+        def later() -> Results:
+            there = iter(hosts())
+            handed = tuple(Handoff(tensor, next(there) if leaves else None) for tensor, leaves in zip(tensors, travels, strict=True))
+            said = tuple((cost, float(value)) for (cost, _), value in zip(losses, values(), strict=True))
+            return Results(handed[: len(made.outputs)], said, handed[len(made.outputs) :])
+
+        return later
+
+    def _hosts(self, arrays: Sequence[Array | Scalar]) -> Later[Sequence[HostArray]]:
+        """Their values on the host. Nobody writes to activations again, so where they are there already they need not be copied."""
+        if self._backend.runs_shards or not arrays:
+            return lambda: arrays
+        return self._backend.fetch(arrays).wait
 
     # -- the end of a step --------------------------------------------------------------------------------------------
 
-    def fold(self) -> tuple[dict[NodeId, float], bool]:
+    def fold(self) -> Later[tuple[dict[NodeId, float], bool]]:
         """(sum of squares per node that owns parameters, all finite) of the step's gradients."""
+        return self._ending.fold(self._written())
+
+    def apply(self, skip: bool, numbers: StepNumbers, next_loss_scale: float) -> None:
+        """Update every parameter, or none."""
+        self._ending.apply(skip, numbers, next_loss_scale)
+
+    def settle(self, step: int) -> Later[tuple[Settlement, Losses]]:
+        """Fold, decide and apply, where the whole network is here, and the losses of the step."""
+        losses, self._losses = self._losses, {}
+        values = self._hosts(list(losses.values()))
+        settled = self._ending.settle(step, self._written())
+
+        def later() -> tuple[Settlement, Losses]:
+            said = zip(losses, values(), strict=True)
+            return settled(), tuple((cost, micro, float(value)) for (cost, micro), value in said)
+
+        return later
+
+    def snapshot(self) -> Later[tuple[dict[str, HostArray], ScalerState]]:
+        """Copies of the canonical tensors, and the state that belongs to them."""
+        tensors = self._weights.snapshot()
+        return lambda: (tensors(), self.state)
+
+    def _written(self) -> dict[NodeId, int]:
+        """By node: the row shards that have gradients. A new step begins."""
         written = {
             node: max(run.written_forward, run.written_backward) for run in self._segments.values() for node in run.program.routes.backward
         }
         for run in self._segments.values():
             run.written_forward = run.written_backward = 0
-        owned = self._weights.owned
-        measured = self._spread([partial(one.fold, self._backend, written.get(one.node.id, 0)) for one in owned])
-        return squared_norms(zip(owned, measured, strict=True))
+        return written
 
-    def apply(self, skip: bool, numbers: StepNumbers, next_loss_scale: float) -> None:
-        """Update every parameter, or none."""
-        if not skip:
-            self._spread([partial(one.update, self._backend, self._hyper, numbers) for one in self._weights.owned])
-        self.state = replace(self.state, loss_scale=next_loss_scale)
 
-    def settle(self, step: int) -> Verdict:
-        """Fold, decide and apply, where the whole network is here: by the same function, and in the same order, as the trainer."""
-        norms, finite = self.fold()
-        verdict = decide(self._hyper, self._deploy.total_steps, step, self.state, list(norms.values()), finite)
-        numbers = StepNumbers(verdict.state.updates, verdict.lr, verdict.lr_factor, verdict.grad_factor)
-        self.apply(verdict.skip, numbers, verdict.state.loss_scale)
-        self.state = verdict.state
-        return verdict
-
-    def snapshot(self) -> dict[str, HostArray]:
-        """Copies of the canonical tensors."""
-        return self._weights.tensors()
-
-    def _spread(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
-        """Do one task per owned parameter, the largest first, so that no thread ends long after the others."""
-        sizes = self._weights.sizes
-        order = sorted(range(len(tasks)), key=lambda at: -sizes[at])
-        results = dict(zip(order, self._crew.run([tasks[at] for at in order]), strict=True))
-        return [results[at] for at in range(len(tasks))]
+def _sum(losses: Sequence[Scalar]) -> Scalar:
+    """Of shards, in order. A device has one shard, whose loss is no Python number."""
+    return losses[0] if len(losses) == 1 else sum(losses)
 
 
 def _cut(rows: int, shards: int) -> list[slice]:
     """`rows` in min(shards, rows) consecutive pieces."""
     count = min(shards, rows)
     return [slice(at * rows // count, (at + 1) * rows // count) for at in range(count)]
-
-
-def _scaler(fields: Mapping[str, int | float]) -> ScalerState:
-    return ScalerState(int(fields["updates"]), float(fields["loss_scale"]), int(fields["good_steps"]), bool(fields["dynamic"]))

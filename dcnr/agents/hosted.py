@@ -208,8 +208,6 @@ class HostedSession:
     def _note_losses(self, turn: Turn, losses: Sequence[tuple[NodeId, float]]) -> list[Command]:
         for cost, loss in losses:
             self._losses.setdefault(turn.step, {})[cost, turn.micro] = loss
-        if self.deploy.decides:
-            return []
         of = (self._me, self.deploy.session, self.deploy.epoch, turn.step, self._attempt)
         return [self._report(Loss(*of, cost, turn.micro, loss)) for cost, loss in losses]
 
@@ -299,15 +297,15 @@ class HostedSession:
         verdict = event.verdict
         done = StepDone(
             pnode=self._me, session=self.deploy.session, epoch=self.deploy.epoch, step=event.step,
-            loss=self._step_loss(event.step), grad_norm=verdict.grad_norm, skipped=verdict.skip,
+            loss=self._step_loss(event), grad_norm=verdict.grad_norm, skipped=verdict.skip,
             lr=verdict.lr, loss_scale=event.loss_scale, state=asdict(verdict.state),
         )  # fmt: skip
         _remember(self._finished, event.step, done)
         return [self._repeated(done, now)]
 
-    def _step_loss(self, step: int) -> float:
+    def _step_loss(self, event: Settled) -> float:
         """Per cost the sum over its micro-batches in order, and those summed in node order: as the trainer adds them."""
-        losses = self._losses.pop(step, {})
+        losses = {(cost, micro): loss for cost, micro, loss in event.losses}
         costs = [cost for routes in self._segments.values() for cost in routes.routes.costs]
         return sum(sum(losses[key] for key in sorted(losses) if key[0] == cost) for cost in costs)
 

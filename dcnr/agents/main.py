@@ -25,8 +25,8 @@ from dcnr.errors import BackendUnavailable, DcnrError, UserError
 from dcnr.ids import PNodeId, check_id
 from dcnr.signals import on_interrupt
 
-SHARE_OF_MACHINE = 0.8
-"""Memory that an agent may hold unless `--memory` says otherwise."""
+DEFAULT_MEMORY = "80%"
+"""Of what the device has: what an agent may hold."""
 GRACE = 1.9
 """Seconds from the request to stop to the end, whatever happens."""
 
@@ -37,15 +37,16 @@ _UNITS = {
     "g": 1 << 30, "gib": 1 << 30, "gb": 10**9,
     "t": 1 << 40, "tib": 1 << 40, "tb": 10**12,
 }  # fmt: skip
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*|%)\s*")
 
 
-def parse_memory(text: str) -> int:
-    """Bytes of `8GiB`, `512 MB`, `1.5g`. Raises `UserError`."""
+def parse_memory(text: str, total: int) -> int:
+    """Bytes of `8GiB`, `512 MB`, `1.5g`, or of `40%` of `total`. Raises `UserError`."""
     match = _SIZE.fullmatch(text)
-    if match is None or match[2].lower() not in _UNITS:
-        raise UserError(f"'{text}' is not an amount of memory", "write it like 8GiB, 512MiB or 2GB")
-    size = int(float(match[1]) * _UNITS[match[2].lower()])
+    units = _UNITS | {"%": total / 100}
+    if match is None or match[2].lower() not in units:
+        raise UserError(f"'{text}' is not an amount of memory", "write it like 8GiB, 512MiB, 2GB or 40%")
+    size = int(float(match[1]) * units[match[2].lower()])
     if size < 1:
         raise UserError(f"'{text}' is no memory at all", "give the agent some, like 8GiB")
     return size
@@ -64,7 +65,7 @@ def describe_process(name: PNodeId, backend: Backend, memory: int) -> PNodeInfo:
         incarnation=secrets.token_hex(8),
         host=host_id(),
         backend=backend.name,
-        device=platform.processor() or platform.machine(),
+        device=backend.device,
         memory_total=memory,
         memory_used=0,
         cores=len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else psutil.cpu_count() or 1,
@@ -77,15 +78,18 @@ def describe_process(name: PNodeId, backend: Backend, memory: int) -> PNodeInfo:
 @click.version_option(__version__, prog_name="dcnr-agent")
 @click.option("--name", help="Name of this PNode (default: the machine's, with a suffix).")
 @click.option("--backend", type=click.Choice(get_args(BackendName)), default="auto", show_default=True, help="What it computes on.")
-@click.option("--memory", help="What it may hold, like 8GiB (default: 80 % of the machine's).")
+@click.option("--device", type=click.IntRange(0), help="Number of its GPU (default: the first); one agent for each GPU.")
+@click.option("--memory", default=DEFAULT_MEMORY, show_default=True, help="What it may hold, like 8GiB, or a share of its device's.")
 @click.option("--nats", "nats_url", help="The NATS server (default: $NATS_URL or nats://127.0.0.1:4222).")
-def main(name: str | None, backend: str, memory: str | None, nats_url: str | None) -> None:
+def main(name: str | None, backend: str, device: int | None, memory: str, nats_url: str | None) -> None:
     """Host VNodes on one device of this machine until Ctrl-C."""
     log.configure()
     try:
         pnode = PNodeId(check_id(name, "PNode")) if name is not None else default_name()
-        limit = parse_memory(memory) if memory is not None else int(psutil.virtual_memory().total * SHARE_OF_MACHINE)
-        uvloop.run(serve(pnode, load_backend(backend), limit, from_environment(nats_url=nats_url).nats_url))
+        parse_memory(memory, 1 << 40)  # before anything is compiled
+        loaded = load_backend(backend, device)
+        limit = parse_memory(memory, loaded.memory().total)
+        uvloop.run(serve(pnode, loaded, limit, from_environment(nats_url=nats_url).nats_url))
     except DcnrError as error:
         click.echo(f"error: {error}", err=True)
         raise click.exceptions.Exit(2 if isinstance(error, UserError | BackendUnavailable) else 1) from error
@@ -101,7 +105,7 @@ async def serve(name: PNodeId, backend: Backend, memory: int, url: str) -> None:
 
 def _ready(info: PNodeInfo, url: str) -> None:
     gib = info.memory_total / (1 << 30)
-    click.echo(f"{info.pnode} is ready at {url}: backend {info.backend}, {gib:.1f} GiB, {info.cores} cores")
+    click.echo(f"{info.pnode} is ready at {url}: backend {info.backend}, {gib:.1f} GiB, {info.cores} cores, {info.device}")
 
 
 if __name__ == "__main__":

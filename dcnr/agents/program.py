@@ -5,17 +5,21 @@ Rule 2: a node's inputs are cast to its activation precision, and gradients to t
 are added.
 Rule 3: gradients of several uses are added in node order, then slot order.
 Rule 4: a reference goes right after its last use, so that the pool can hand out its memory again.
+Rule 5: consecutive nodes of a group with `recompute` are a block (after Chen et al. 2016): its forward keeps only what enters it, and its
+backward runs that forward again first. Masks depend on seed, step and element alone, so nothing differs. Costs are in no block: their
+forward adds to gradients.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from dcnr.agents.routing import SegmentRoutes, Use, sends_gradient
-from dcnr.backends.base import Array, Backend, Precision
+from dcnr.backends.base import Array, Backend, Precision, Scalar
 from dcnr.errors import InvariantError
 from dcnr.ids import NodeId
 from dcnr.network.graph import Consumer, Graph, GraphNode, Port
@@ -26,6 +30,7 @@ NONE = -1
 
 
 class _ForwardStep(NamedTuple):
+    at: int
     node: Node
     inputs: tuple[int, ...]
     casts: tuple[tuple[int, Precision], ...]
@@ -33,7 +38,9 @@ class _ForwardStep(NamedTuple):
     outputs: tuple[int, ...]
     last_uses: tuple[int, ...]
     keeps: bool
-    """Whether its backward will run."""
+    """Whether what it saves is kept for its backward."""
+    enters: tuple[int, ...] = ()
+    """At the first of a block: the registers that enter it."""
 
 
 class _BackwardStep(NamedTuple):
@@ -46,6 +53,8 @@ class _BackwardStep(NamedTuple):
     """Where a gradient arrives in another precision: the node's own."""
     results: tuple[int, ...]
     """By input slot: the register of its gradient, or NONE."""
+    again: tuple[_ForwardStep, ...] = ()
+    """At the first of a block: its forward."""
 
 
 class Tape:
@@ -54,11 +63,13 @@ class Tape:
     As a context it notes on an error in which node it arose.
     """
 
-    __slots__ = ("at", "nodes", "saved")
+    __slots__ = ("at", "entered", "nodes", "saved")
 
     def __init__(self, nodes: tuple[NodeId, ...]) -> None:
         self.nodes = nodes
         self.saved: list[Saved | None] = [None] * len(nodes)
+        self.entered: dict[int, list[tuple[int, Array]]] = {}
+        """Of every block, by its first node: (register, what entered there)."""
         self.at = 0
 
     def __enter__(self) -> Self:
@@ -94,25 +105,12 @@ class Program:
         """A fresh one for one forward and its backward."""
         return Tape(self.nodes)
 
-    def forward(self, envs: Sequence[Env], inputs: Sequence[Array], tape: Tape) -> tuple[list[Array], list[float]]:
+    def forward(self, envs: Sequence[Env], inputs: Sequence[Array], tape: Tape) -> tuple[list[Array], list[Scalar]]:
         """(external outputs, losses of the costs), in the order of the routes. `envs` are one per node, `inputs` as `routes.inputs`."""
         registers: list[Array | None] = [*inputs, *[None] * (self._registers - len(inputs))]
-        saved = tape.saved
         with tape:
-            for at, (node, sources, casts, targets, last_uses, keeps) in enumerate(self._forward):
-                tape.at = at
-                env = envs[at]
-                arguments = [registers[source] for source in sources]
-                for slot, precision in casts:
-                    arguments[slot] = env.backend.cast(arguments[slot], precision)
-                results, kept = node.forward(env, tuple(arguments))
-                if keeps:
-                    saved[at] = kept
-                for target, result in zip(targets, results, strict=True):
-                    registers[target] = result
-                for register in last_uses:
-                    registers[register] = None
-        return [registers[register] for register in self._outputs], [_loss(registers[register]) for register in self._losses]
+            _run(self._forward, envs, registers, tape)
+        return [registers[register] for register in self._outputs], [registers[register] for register in self._losses]
 
     def backward(self, envs: Sequence[Env], gradients: Sequence[Array], tape: Tape) -> list[Array | None]:
         """Gradients of `routes.outgoing`, from those of `routes.incoming`; empties the tape."""
@@ -121,7 +119,9 @@ class Program:
             registers[register] = gradient
         saved = tape.saved
         with tape:
-            for at, node, uses, cast, targets in self._backward:
+            for at, node, uses, cast, targets, again in self._backward:
+                if again:
+                    self._run_again(again, envs, tape)
                 tape.at = at
                 env = envs[at]
                 kept = saved[at]
@@ -133,6 +133,33 @@ class Program:
                     if target != NONE:
                         registers[target] = result
         return [_total(registers, terms, envs[0].backend, None) for terms in self._outgoing]
+
+    def _run_again(self, block: tuple[_ForwardStep, ...], envs: Sequence[Env], tape: Tape) -> None:
+        """The forward of a block, for what its backward needs."""
+        registers: list[Array | None] = [None] * self._registers
+        for register, entered in tape.entered.pop(block[0].at, ()):
+            registers[register] = entered
+        _run(block, envs, registers, tape)
+
+
+def _run(steps: Iterable[_ForwardStep], envs: Sequence[Env], registers: list[Array | None], tape: Tape) -> None:
+    """Forward steps over `registers`, one after the other."""
+    saved = tape.saved
+    for at, node, sources, casts, targets, last_uses, keeps, enters in steps:
+        tape.at = at
+        env = envs[at]
+        if enters:
+            tape.entered[at] = [(register, registers[register]) for register in enters]
+        arguments = [registers[source] for source in sources]
+        for slot, precision in casts:
+            arguments[slot] = env.backend.cast(arguments[slot], precision)
+        results, kept = node.forward(env, tuple(arguments))
+        if keeps:
+            saved[at] = kept
+        for target, result in zip(targets, results, strict=True):
+            registers[target] = result
+        for register in last_uses:
+            registers[register] = None
 
 
 def _total(registers: list[Array | None], terms: tuple[int, ...], backend: Backend, cast: Precision | None) -> Array | None:
@@ -149,12 +176,6 @@ def _total(registers: list[Array | None], terms: tuple[int, ...], backend: Backe
     if not found:
         return None
     return found[0] if len(found) == 1 else backend.add(found)
-
-
-def _loss(value: Array | None) -> float:
-    if not isinstance(value, float):
-        raise InvariantError(f"a cost gave {type(value).__name__}, not its loss")
-    return value
 
 
 def _kind(graph: Graph, port: Port, maker: NodeId) -> tuple[Shape, Precision]:
@@ -181,6 +202,7 @@ class _Compiler:
         self.port_register = self._ports()
         self.registers = len(routes.inputs) + len(self.port_register)
         self.use_register = {use: index for index, use in enumerate(self._uses())}
+        self.blocks = self._blocks()
 
     def _ports(self) -> dict[Port, int]:
         ports = [Port(node.id, slot) for node in self.members for slot in range(len(node.output_shapes))]
@@ -198,30 +220,59 @@ class _Compiler:
         return inside + [entry.use for entry in self.routes.incoming]
 
     def forward(self) -> tuple[_ForwardStep, ...]:
-        reads = [tuple(self._source(node, slot) for slot in range(len(node.inputs))) for node in self.members]
         wanted = {self.port_register[output.port] for output in self.routes.outputs}
         wanted |= {self.port_register[Port(cost, 0)] for cost in self.routes.costs}
+        inside = {at for block in self.blocks for at in block}
+        keeps = {at for at, node in enumerate(self.members) if node.id in self.routes.backward} - inside
+        steps = self._steps(range(len(self.members)), keeps, wanted)
+        entering = {block[0]: self._entering(block) for block in self.blocks}
+        return tuple(step._replace(enters=entering.get(step.at, ())) for step in steps)
+
+    def _again(self, block: range) -> tuple[_ForwardStep, ...]:
+        return self._steps(block, {at for at in block if self.members[at].id in self.routes.backward}, ())
+
+    def _steps(self, span: range, keeps: Collection[int], wanted: Collection[int]) -> tuple[_ForwardStep, ...]:
+        """The forward of the nodes in `span`, which leaves the registers `wanted`."""
         last: dict[int, int] = {}
-        for at, node in enumerate(self.members):
-            for register in (*reads[at], *self._targets(node)):
+        for at in span:
+            for register in (*self._reads(at), *self._targets(self.members[at])):
                 last[register] = at
         return tuple(
             _ForwardStep(
-                node=self.objects[node.id],
-                inputs=reads[at],
-                casts=self._casts(node),
-                outputs=self._targets(node),
+                at=at,
+                node=self.objects[self.members[at].id],
+                inputs=self._reads(at),
+                casts=self._casts(self.members[at]),
+                outputs=self._targets(self.members[at]),
                 last_uses=tuple(register for register, use in last.items() if use == at and register not in wanted),
-                keeps=node.id in self.routes.backward,
+                keeps=at in keeps,
             )
-            for at, node in enumerate(self.members)
+            for at in span
         )
+
+    def _blocks(self) -> list[range]:
+        """Those with a backward, by the positions of their nodes."""
+        found = []
+        for group, run in groupby(range(len(self.members)), lambda at: self._group(self.members[at])):
+            positions = list(run)
+            if group is not None and any(self.members[at].id in self.routes.backward for at in positions):
+                found.append(range(positions[0], positions[-1] + 1))
+        return found
+
+    def _group(self, node: GraphNode) -> str | None:
+        """The group that it is recomputed with."""
+        return node.config.colocate_group if node.config.recompute and node.id not in self.routes.costs else None
+
+    def _entering(self, block: range) -> tuple[int, ...]:
+        made = {register for at in block for register in self._targets(self.members[at])}
+        return tuple(dict.fromkeys(register for at in block for register in self._reads(at) if register not in made))
 
     def backward(self) -> tuple[_BackwardStep, ...]:
         by_port: dict[Port, list[Consumer]] = {}
         for use in self.use_register:
             by_port.setdefault(use.port, []).append(use.consumer)
         order = {node.id: index for index, node in enumerate(self.graph.nodes)}
+        blocks = {max(at for at in block if self.members[at].id in self.routes.backward): block for block in self.blocks}
         steps = []
         for at, node in reversed(list(enumerate(self.members))):
             if node.id not in self.routes.backward:
@@ -236,8 +287,13 @@ class _Compiler:
             )
             precisions = {self.graph.by_id[consumer.node].activation_precision for consumers in readers for consumer in consumers}
             cast = node.activation_precision if precisions - {node.activation_precision} else None
-            steps.append(_BackwardStep(at, self.objects[node.id], uses, cast, self._results(node)))
+            again = self._again(blocks[at]) if at in blocks else ()
+            steps.append(_BackwardStep(at, self.objects[node.id], uses, cast, self._results(node), again))
         return tuple(steps)
+
+    def _reads(self, at: int) -> tuple[int, ...]:
+        node = self.members[at]
+        return tuple(self._source(node, slot) for slot in range(len(node.inputs)))
 
     def _source(self, node: GraphNode, slot: int) -> int:
         port = node.inputs[slot]

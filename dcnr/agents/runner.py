@@ -1,7 +1,8 @@
-"""The compute thread: does jobs in the order given, each answered by one event.
+"""The compute thread: does jobs in the order given, each answered by one event, in that order.
 
 Rule 1: it owns the backend while it runs; the loop only queues jobs.
 Rule 2: an exception inside a job becomes `JobFailed`, with the node it came from; the thread goes on.
+Rule 3: it never waits for a device: a second thread does, and sends the events of work that the device has done.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import assert_never
 
 from dcnr.agents.commands import Apply, Fold, Job, Pass, Settle, Snapshot
 from dcnr.agents.crew import Crew
+from dcnr.agents.ending import Later, Settlement
 from dcnr.agents.events import Applied, Folded, JobEvent, JobFailed, PassDone, Settled, SnapshotTaken
-from dcnr.agents.execution import Execution
+from dcnr.agents.execution import Execution, Losses
 from dcnr.agents.plan import Plan
 from dcnr.backends.base import Backend, HostArray
 from dcnr.bus.messages import Deploy
@@ -30,13 +33,14 @@ class Runner:
         self._emit = emit
         self._crew = Crew(threads if backend.runs_shards else 1)
         self._thread = ThreadPoolExecutor(1, "dcnr-compute")
+        self._waiter = None if backend.runs_shards else ThreadPoolExecutor(1, "dcnr-device")
         self._executions: dict[tuple[SessionId, Epoch], Execution] = {}
         self._last: Future[None] | None = None
         """What the thread does at the very end, once it is to end."""
 
     def submit(self, job: Job) -> None:
         """Queue a job."""
-        self._thread.submit(self._do, job).add_done_callback(lambda done: self._answer(job, done))
+        self._thread.submit(self._start, job)
 
     def load(self, deploy: Deploy, plan: Plan, saved: Mapping[str, HostArray] | None) -> Future[None]:
         """Queue the making of a session's arrays: from the seed, or from `saved` canonical tensors."""
@@ -49,9 +53,14 @@ class Runner:
     def close(self, patience: float) -> bool:
         """Give up what is queued, and wait up to `patience` seconds for the job at work. Returns whether it ended."""
         if self._last is None:
-            self._last = self._thread.submit(self._crew.close)
+            self._last = self._thread.submit(self._end)
             self._thread.shutdown(wait=False)
         return not wait([self._last], patience).not_done
+
+    def _end(self) -> None:
+        self._crew.close()
+        if self._waiter is not None:
+            self._waiter.shutdown(wait=False, cancel_futures=True)
 
     def _load(self, deploy: Deploy, plan: Plan, saved: Mapping[str, HostArray] | None) -> None:
         execution = Execution(self._backend, self._crew, deploy, plan)
@@ -61,34 +70,58 @@ class Runner:
     def _drop(self, session: SessionId, epoch: Epoch) -> None:
         self._executions.pop((session, epoch), None)
 
-    def _do(self, job: Job) -> JobEvent | None:
+    def _start(self, job: Job) -> None:
+        """On the compute thread: issue the work, and answer, or let the other thread answer when the device is done."""
         if self._last is not None:
-            return None
+            return
+        try:
+            later = self._issue(job)
+        except Exception as error:  # noqa: BLE001 - the shell's border: whatever a node raises fails its session, not the process
+            later = partial(_failed, job, error)
+        if self._waiter is None:
+            self._answer(job, later)
+        else:
+            self._waiter.submit(self._answer, job, later)
+
+    def _issue(self, job: Job) -> Later[JobEvent]:
         execution = self._executions[job.session, job.epoch]
+        of = (job.session, job.epoch)
         match job:
-            case Pass(session, epoch, segment, step, micro):
-                outputs, losses, gradients = execution.run(job)
-                return PassDone(session, epoch, segment, step, micro, outputs, losses, gradients)
-            case Fold(session, epoch, step):
-                norms, finite = execution.fold()
-                return Folded(session, epoch, step, norms, finite)
-            case Apply(session, epoch, decision):
+            case Pass(_, _, segment, step, micro):
+                passed = execution.run(job)
+                return lambda: PassDone(*of, segment, step, micro, **passed()._asdict())
+            case Fold(_, _, step):
+                folded = execution.fold()
+                return lambda: Folded(*of, step, *folded())
+            case Apply(_, _, decision):
                 numbers = StepNumbers(decision.updates, decision.lr, decision.lr_factor, decision.grad_factor)
                 execution.apply(decision.skip, numbers, decision.next_loss_scale)
-                return Applied(session, epoch, decision.step)
-            case Settle(session, epoch, step):
-                loss_scale = execution.state.loss_scale
-                return Settled(session, epoch, step, execution.settle(step), loss_scale)
-            case Snapshot(session, epoch, step):
-                return SnapshotTaken(session, epoch, step, execution.snapshot(), execution.state)
+                return lambda: Applied(*of, decision.step)
+            case Settle(_, _, step):
+                settled = execution.settle(step)
+                return lambda: _settled(job, settled())
+            case Snapshot(_, _, step):
+                taken = execution.snapshot()
+                return lambda: SnapshotTaken(*of, step, *taken())
             case _:
                 assert_never(job)
 
-    def _answer(self, job: Job, done: Future[JobEvent | None]) -> None:
-        error = done.exception()
-        event = done.result() if error is None else JobFailed(job.session, job.epoch, describe(error), trace_of(error))
-        if event is not None and self._last is None:
+    def _answer(self, job: Job, later: Later[JobEvent]) -> None:
+        try:
+            event = later()
+        except Exception as error:  # noqa: BLE001 - as above: what a device reports late
+            event = _failed(job, error)
+        if self._last is None:
             self._emit(event)
+
+
+def _settled(job: Settle, result: tuple[Settlement, Losses]) -> Settled:
+    (verdict, loss_scale), losses = result
+    return Settled(job.session, job.epoch, job.step, verdict, loss_scale, losses)
+
+
+def _failed(job: Job, error: BaseException) -> JobFailed:
+    return JobFailed(job.session, job.epoch, describe(error), trace_of(error))
 
 
 def describe(error: BaseException) -> str:

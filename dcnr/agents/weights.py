@@ -9,13 +9,13 @@ Rule 4: a tied node reads its owner's array and has an accumulator of its own, w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from dcnr.backends.base import AdamStep, Array, Backend, HostArray
+from dcnr.backends.base import AdamStep, Array, Backend, HostArray, Trained
 from dcnr.ids import NodeId
 from dcnr.network.graph import Graph, GraphNode
 from dcnr.nodes.base import Node, Parameter
@@ -63,12 +63,17 @@ class Owned:
         else:
             backend.sgd(step, self.master, self.gradients[0], self.moments.get("m"), self.low)
 
-    def tensors(self, backend: Backend) -> dict[str, HostArray]:
-        """Canonical copies in host memory, that later steps do not change."""
-        arrays = {"": self.master, **{f":{moment}": array for moment, array in self.moments.items()}}
-        copies = {suffix: np.array(backend.to_host(array)) for suffix, array in arrays.items()}
-        parts = self.parameter.parts
-        return {f"{part.node}.{part.name}{suffix}": copy[part.start : part.stop] for suffix, copy in copies.items() for part in parts}
+    def trained(self) -> Trained:
+        """For a device that ends a step for all parameters at once; there is one shard."""
+        return Trained(self.master, self.low, self.gradients, tuple(self.tied), self.moments.get("m"), self.moments.get("v"))
+
+    def arrays(self) -> dict[str, Array]:
+        """What a checkpoint holds of it, by the suffix of its canonical names."""
+        return {"": self.master, **{f":{moment}": array for moment, array in self.moments.items()}}
+
+    def canonical(self, suffix: str, copy: HostArray) -> dict[str, HostArray]:
+        """The canonical tensors in a copy of one of its arrays."""
+        return {f"{part.node}.{part.name}{suffix}": copy[part.start : part.stop] for part in self.parameter.parts}
 
 
 class Weights:
@@ -110,9 +115,16 @@ class Weights:
                 self.gradients[node.id][TIED] = self._accumulator(owner.parameter)
                 owner.tied.append(self.gradients[node.id][TIED])
 
-    def tensors(self) -> dict[str, HostArray]:
-        """Copies of everything that a checkpoint holds."""
-        return {name: tensor for owned in self.owned for name, tensor in owned.tensors(self._backend).items()}
+    def snapshot(self) -> Callable[[], dict[str, HostArray]]:
+        """Begin to copy everything that a checkpoint holds; later steps do not change what is given when it is there."""
+        places = [(owned, suffix, array) for owned in self.owned for suffix, array in owned.arrays().items()]
+        fetched = self._backend.fetch([array for _, _, array in places])
+
+        def later() -> dict[str, HostArray]:
+            found = zip(places, fetched.wait(), strict=True)
+            return {name: part for (owned, suffix, _), copy in found for name, part in owned.canonical(suffix, copy).items()}
+
+        return later
 
     def _add(self, node: GraphNode, parameter: Parameter, value: HostArray, start: Mapping[Moment, HostArray | None]) -> None:
         backend = self._backend

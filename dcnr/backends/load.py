@@ -11,28 +11,43 @@ import platform
 from typing import Literal, get_args
 
 from dcnr.backends.base import Backend
+from dcnr.backends.cupy import probe
+from dcnr.config import environment, fused_paths
 from dcnr.errors import BackendUnavailable
 
 BackendName = Literal["auto", "numpy", "cpu", "cupy", "mlx"]
 
 
-def load_backend(name: BackendName | str) -> Backend:
+def load_backend(name: BackendName | str, device: int | None = None) -> Backend:
     """The backend called `name`, ready to compute: its kernels are compiled and its BLAS is limited to one thread.
 
-    Raises `BackendUnavailable` for one that is unknown or cannot run here.
+    `device` is the number of the GPU (the first by default). Raises `BackendUnavailable` for a backend that is unknown or cannot run here.
     """
-    match _chosen() if name == "auto" else name:
+    match _chosen(device) if name == "auto" else name:
+        case "numpy" | "cpu" as host if device is not None:
+            raise BackendUnavailable(f"The {host} backend has no device {device} to choose.", "Leave --device away, or use --backend cupy.")
         case "numpy":
             from dcnr.backends.numpy.backend import NumpyBackend
 
             return NumpyBackend()
         case "cpu":
             return _cpu()
-        case "cupy" | "mlx" as gpu:
-            raise BackendUnavailable(f"This version of DCNR has no {gpu} backend yet.", "Use --backend cpu, which runs on every machine.")
+        case "cupy":
+            return _cupy(device or 0)
+        case "mlx":
+            raise BackendUnavailable("This version of DCNR has no mlx backend yet.", "Use --backend cpu, which runs on every machine.")
         case _:
             names = ", ".join(get_args(BackendName))
             raise BackendUnavailable(f"There is no backend called '{name}'.", f"Choose one of: {names}.")
+
+
+def _cupy(device: int) -> Backend:
+    probe.usable(device)
+    from dcnr.backends.cupy.backend import CupyBackend
+    from dcnr.backends.cupy.cuda import CudaDevice
+
+    paths = fused_paths(environment())
+    return CupyBackend(CudaDevice(device, paths.hopper), fused_attention=paths.attention, fused_lm_head=paths.lm_head)
 
 
 def _cpu() -> Backend:
@@ -44,8 +59,9 @@ def _cpu() -> Backend:
     return CpuBackend()
 
 
-def _chosen() -> str:
-    if _has("dcnr.backends.cupy") and _has_nvidia_gpu():
+def _chosen(device: int | None) -> str:
+    """A device that is named is a GPU, usable or not."""
+    if device is not None or probe.is_usable(0):
         return "cupy"
     if _has("dcnr.backends.mlx") and _has("mlx") and (platform.system(), platform.machine()) == ("Darwin", "arm64"):
         return "mlx"
@@ -54,14 +70,3 @@ def _chosen() -> str:
 
 def _has(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
-
-
-def _has_nvidia_gpu() -> bool:
-    if not _has("cupy"):
-        return False
-    import cupy
-
-    try:
-        return bool(cupy.cuda.runtime.getDeviceCount())
-    except cupy.cuda.runtime.CUDARuntimeError:
-        return False

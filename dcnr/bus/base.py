@@ -29,6 +29,14 @@ class Entry:
     revision: int
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the server is reached: from which address of ours, and whether nobody in between can read along."""
+
+    address: str
+    encrypted: bool
+
+
 class Kv(Protocol):
     """One bucket. Values are small; deleted and expired keys are simply absent."""
 
@@ -67,6 +75,11 @@ class Bus(Protocol):
     @property
     def max_payload(self) -> int:
         """Bytes of the largest message."""
+        ...
+
+    @property
+    def way(self) -> Way | None:
+        """How the server is reached; None where there is no network between."""
         ...
 
     async def publish(self, subject: str, data: bytes) -> None:

@@ -27,6 +27,8 @@ TRAINER = NodeId("trainer")
 """`Hop.source` of ids and targets. No node of a file may have this name."""
 
 Slot = tuple[NodeId, int]
+Address = tuple[str, int]
+"""Host and port of TCP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,20 @@ class Credit:
     receiver: PNodeId
     transfer: int
     received: int
+
+
+@dataclass(frozen=True, slots=True)
+class Meet:
+    """PNode to PNode, question and answer: connect to me at one of `addresses`; `token` (hex) lets you in, once and soon.
+
+    `connected` (in an answer): that has just happened the other way round.
+    """
+
+    pnode: PNodeId
+    addresses: tuple[Address, ...]
+    token: str
+    encrypted: bool
+    connected: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,4 +334,4 @@ class SessionMetrics:
 
 CommandMessage = Deploy | Undeploy | Save
 Report = Deployed | Refused | Loss | StepReport | StepDone | Saved | Failed
-Message = Hop | Chunk | Credit | Heartbeat | CommandMessage | Decision | Report | StepMetrics | SessionMetrics
+Message = Hop | Chunk | Credit | Meet | Heartbeat | CommandMessage | Decision | Report | StepMetrics | SessionMetrics

@@ -29,8 +29,8 @@ def report(network: NetworkId) -> str:
     return f"dcnr.net.{network}.report"
 
 
-def peer(pnode: PNodeId, what: Literal["chunk", "credit"]) -> str:
-    """Tensor chunks to one peer, and the credits that let its senders go on."""
+def peer(pnode: PNodeId, what: Literal["chunk", "credit", "meet"]) -> str:
+    """Tensor chunks to one peer, the credits that let its senders go on, and the wish for a direct connection."""
     return f"dcnr.peer.{pnode}.{what}"
 
 

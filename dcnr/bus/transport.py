@@ -1,8 +1,9 @@
 """Tensors between PNodes: the header on the subject of the target VNode, the bytes over the best lane.
 
-- Lanes in order of preference: shared memory (same host), inline (one message), chunks (always).
+- Lanes in order of preference: shared memory (same host), inline (one message), TCP (peers that reach each other), chunks (always).
 - Sends to one peer start in the order of the calls and do not wait for sends to other peers. A tensor is delivered when it is complete,
-  so a small one may overtake a large one of another edge; those of one edge, which are of one size, keep their order.
+  so a small one may overtake a large one of another edge; those of one edge, which are of one size, keep their order as long as they
+  take one lane.
 - A transfer that is sent again is delivered once. One that nobody takes fails with `WorldError`; an inline one is lost as any message.
 - Whatever comes from outside is checked; what is wrong is logged, counted in `dropped` and forgotten.
 """
@@ -27,6 +28,7 @@ from dcnr.bus.lanes.chunks import ChunksLane
 from dcnr.bus.lanes.inline import InlineLane
 from dcnr.bus.lanes.pool import Pool
 from dcnr.bus.lanes.shm import ShmLane
+from dcnr.bus.lanes.tcp import TcpLane
 from dcnr.bus.messages import Credit, Hop, PNodeInfo
 from dcnr.errors import PeerError
 from dcnr.ids import NetworkId, NodeId, PNodeId
@@ -45,19 +47,21 @@ class HopTransport:
     """One PNode's end. `bus` is a connection of its own, apart from control; `host` is equal for processes that share memory.
 
     `on_hop(hop, array)` is called on the loop, once per transfer; it only enqueues. The array may be read-only, and is valid as long
-    as it is referenced.
+    as it is referenced. `direct`: whether peers may connect to each other.
     """
 
-    def __init__(self, bus: Bus, me: PNodeId, host: str, on_hop: OnHop) -> None:
+    def __init__(self, bus: Bus, me: PNodeId, host: str, on_hop: OnHop, direct: bool = True) -> None:
         self._bus = bus
         self._me = me
         self._port = Port(bus, me, on_hop)
         pool = Pool()
         self._shm = ShmLane(self._port, pool, host)
+        self._tcp = TcpLane(self._port, pool, bus.way if direct else None)
         self._chunks = ChunksLane(self._port, pool)
-        self._lanes: tuple[Lane, ...] = (self._shm, InlineLane(self._port), self._chunks)
+        self._lanes: tuple[Lane, ...] = (self._shm, InlineLane(self._port), self._tcp, self._chunks)
         self._by_name = {lane.name: lane for lane in self._lanes}
         self._hosts: dict[PNodeId, str] = {}
+        self._peers: set[PNodeId] = set()
         self._turns: dict[PNodeId, asyncio.Lock] = {}
         self._subscriptions: dict[tuple[NetworkId, NodeId], list[Subscription]] = {}
         self._credits: Subscription | None = None
@@ -79,13 +83,21 @@ class HopTransport:
         for node in gone:
             for subscription in self._subscriptions.pop((network, node), ()):
                 await subscription.stop()
+        self._tcp.forget(network, gone)
         self._chunks.forget(network, gone)
 
     def set_peers(self, infos: Iterable[PNodeInfo]) -> None:
-        """Who else takes part, added to those known. A peer that was never named is reached by messages and chunks."""
-        self._hosts |= {info.pnode: info.host for info in infos if info.pnode != self._me}
+        """Who takes part now. One that is named no more is still reached, but by no connection; one that never was, by the bus only."""
+        others = {info.pnode: info.host for info in infos if info.pnode != self._me}
+        self._peers = set(others)
+        self._hosts |= others
         self._shm.set_hosts(self._hosts)
         self._chunks.set_peers(len(self._hosts))
+        self._connect()
+
+    async def met(self, peer: PNodeId) -> None:
+        """Wait until there is a direct connection to `peer`."""
+        await self._tcp.met(peer)
 
     async def send(self, to: PNodeId, hop: Hop, payload: Array) -> None:
         """Send one tensor to the host of `hop.targets`; sender, transfer, lane, dtype, shape and nbytes of `hop` are filled in here.
@@ -112,6 +124,7 @@ class HopTransport:
                 return await arrived
             except LaneBroken as error:
                 _log.warning("lane given up", pnode=self._me, peer=to, lane=lane.name, why=str(error))
+                self._connect()
 
     async def close(self) -> None:
         """Stop hearing and sending; sends under way fail. The bus stays open: it is its owner's."""
@@ -130,6 +143,10 @@ class HopTransport:
                 for lane in self._lanes:
                     await lane.start()
                 self._credits = await self._bus.subscribe(subjects.peer(self._me, "credit"), self._on_credit)
+
+    def _connect(self) -> None:
+        """Direct connections are for those with whom we share no memory."""
+        self._tcp.set_peers(peer for peer in self._peers if not self._shm.reaches(peer))
 
     async def _listen(self, network: NetworkId, node: NodeId) -> None:
         async with AsyncExitStack() as undo:

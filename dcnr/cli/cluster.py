@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
 
 import click
-import psutil
 
 from dcnr.bus import subjects
 from dcnr.bus.api import call
@@ -35,8 +34,8 @@ T = TypeVar("T")
 Note = Callable[[str], None]
 
 BACKENDS = ("auto", "numpy", "cpu", "cupy", "mlx")
-SHARE_OF_MACHINE = 0.8
-"""Memory that all agents together may hold."""
+SHARE = 80
+"""Percent of a device's memory that all its agents together may hold."""
 START_PATIENCE = 300.0
 """Seconds until every agent must be alive; on a slow and busy machine the first start compiles kernels for minutes."""
 NOTICE_AFTER = 5.0
@@ -51,10 +50,11 @@ ASK_EVERY = 0.1
 class LocalCluster:
     """An async context manager; `url` is where its NATS server answers."""
 
-    def __init__(self, data_dir: Path, agents: int, backend: str = "auto", port: int = 0) -> None:
-        """`port` of the server; 0 for any free one."""
+    def __init__(self, data_dir: Path, agents: int, backend: str = "auto", port: int = 0, devices: Sequence[int] = ()) -> None:
+        """`port` of the server; 0 for any free one. `devices` are GPUs that the agents take in turn; the first one if none is named."""
         self._data_dir = data_dir.absolute()
         self._backend = backend
+        self._devices = devices
         self.url = os.environ.get("NATS_URL", "")
         self._server = None if self.url else NatsServer(from_environment(self._data_dir).nats_store, port)
         suffix = "" if self._server else f"-{os.getpid()}"
@@ -116,9 +116,12 @@ class LocalCluster:
         click.echo(f"starting orchestrator and {len(self.agents)} {'agent' if len(self.agents) == 1 else 'agents'} at {self.url}", err=True)
         env = {"NATS_URL": self.url, "DCNR_DATA_DIR": str(self._data_dir)}
         await self._children.start("orchestrator", _program("dcnr.cli.main", "orchestrator"), env)
-        memory = str(int(psutil.virtual_memory().total * SHARE_OF_MACHINE / len(self.agents)))
-        for name in self.agents:
-            options = ("--name", name, "--backend", self._backend, "--memory", memory)
+        places = max(1, len(self._devices))
+        for index, name in enumerate(self.agents):
+            sharing = len(range(index % places, len(self.agents), places))
+            options = ["--name", name, "--backend", self._backend, "--memory", f"{SHARE / sharing:.3f}%"]
+            if self._devices:
+                options += ["--device", str(self._devices[index % places])]
             await self._children.start(name, _program("dcnr.agents.main", *options), env)
 
     async def _wait_until_ready(self) -> None:

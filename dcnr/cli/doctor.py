@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -23,13 +24,14 @@ import click
 from rich.console import Console
 
 from dcnr import __version__
+from dcnr.backends.cupy import probe
 from dcnr.backends.load import load_backend
 from dcnr.bus.nats import connect
 from dcnr.bus.server import find_binary, read_version
 from dcnr.cli.client import run
 from dcnr.cli.output import Command, data_dir_option, example, json_option, show_json
 from dcnr.config import from_environment
-from dcnr.errors import BusUnavailable, DcnrError, UserError
+from dcnr.errors import BackendUnavailable, BusUnavailable, DcnrError, UserError
 
 LIBRARIES = ("numpy", "numba", "nats-py", "msgpack", "tokenizers")
 MIN_SHARED_MEMORY = 64 << 20
@@ -93,11 +95,27 @@ def checks(data_dir: Path) -> tuple[Check, ...]:
         Check("cluster", look_at_cluster, needed=False),
         Check("backend numpy", partial(look_at_backend, "numpy")),
         Check("backend cpu", partial(look_at_backend, "cpu")),
+        *gpu_checks(),
         Check("backend cupy", partial(look_at_backend, "cupy"), needed=False),
         Check("backend mlx", partial(look_at_backend, "mlx"), needed=False),
         Check("shared memory", look_at_shared_memory, needed=False),
         Check("storage", partial(look_at_storage, data_dir)),
     )
+
+
+def gpu_checks() -> Iterator[Check]:
+    """What the cupy backend stands on, a line for each GPU; without CuPy there is nothing more to ask than for CuPy."""
+    yield Check("gpu package", probe.look_at_package, needed=False)
+    try:
+        count = probe.device_count()
+    except BackendUnavailable:
+        count = 0
+    if importlib.util.find_spec("cupy") is not None:
+        yield Check("gpu driver", probe.look_at_driver, needed=False)
+        yield Check("gpu compiler", probe.look_at_compiler, needed=False)
+        yield Check("gpu products", probe.look_at_products, needed=False)
+        for index in range(count):
+            yield Check(f"gpu {index}", partial(probe.look_at_device, index), needed=False)
 
 
 def look_at_libraries() -> str:
@@ -132,7 +150,7 @@ async def _ask_server(url: str) -> str:
 def look_at_backend(name: Literal["numpy", "cpu", "cupy", "mlx"]) -> str:
     """Load it."""
     backend = load_backend(name)
-    return f"loads, {backend.memory().total >> 20} MiB of memory"
+    return f"loads, {backend.device} with {backend.memory().total >> 20} MiB of memory"
 
 
 def look_at_shared_memory() -> str:

@@ -1,4 +1,4 @@
-"""Rules of a network file that concern several nodes at once: ties, one vocabulary, sinks."""
+"""Rules of a network file that concern several nodes at once: ties, groups, one vocabulary, sinks."""
 
 from __future__ import annotations
 
@@ -90,6 +90,26 @@ def _weight_shape(draft: Draft) -> Shape | None:
 def _parameters(draft: Draft) -> tuple[Parameter, ...]:
     """As if the node owned them all."""
     return instantiate(GraphNode(draft.id, draft.type.name, draft.config, draft.inputs, *draft.known_shapes)).parameters
+
+
+def check_groups(drafts: Sequence[Draft], problems: Problems) -> None:
+    """`recompute` is said of a whole `colocate_group`: every node of it says the same."""
+    first_of: dict[str, Draft] = {}
+    for draft in drafts:
+        group, recompute = draft.config.colocate_group, draft.config.recompute
+        if group is None:
+            if recompute:
+                message = "recompute is said of a group, and it has none"
+                problems.say(_at(draft, "recompute"), draft.id, message, "Give it, and its neighbours, a colocate_group.")
+            continue
+        first = first_of.setdefault(group, draft)
+        if first.config.recompute != recompute:
+            message = f"recompute is {_word(recompute)}, but at '{first.id}' of colocate_group '{group}' it is {_word(not recompute)}"
+            problems.say(_at(draft, "recompute"), draft.id, message, "Say the same at every node of the group.")
+
+
+def _word(value: bool) -> str:
+    return "true" if value else "false"
 
 
 def check_vocabulary(drafts: Sequence[Draft], problems: Problems) -> None:

@@ -14,7 +14,7 @@ from typing import Any, get_args
 from pydantic import AliasChoices, ValidationError
 
 from dcnr.ids import ID_RULE, NetworkId, NodeId, is_id
-from dcnr.network.agree import Draft, check_reach, check_sinks, check_ties, check_vocabulary
+from dcnr.network.agree import Draft, check_groups, check_reach, check_sinks, check_ties, check_vocabulary
 from dcnr.network.graph import Graph, GraphNode, Port, Sink, sort_ids
 from dcnr.network.problems import Problems, nearest
 from dcnr.network.shapes import feed_of, is_cost, node_shapes, show, show_slots
@@ -42,6 +42,7 @@ def resolve(spec: NetworkSpec, problems: Problems) -> Graph:
     resolver.infer_shapes(order)
     drafts = [resolver.drafts[name] for name in order]
     check_ties(drafts, problems)
+    check_groups(drafts, problems)
     check_vocabulary(drafts, problems)
     check_sinks(spec, resolver.drafts, resolver.known, problems)
     if not problems.found:  # any other trouble may be what cuts a node off

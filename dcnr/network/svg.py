@@ -19,7 +19,7 @@ PADDING, BOX_HEIGHT, LAYER_HEIGHT, GAP, LANE, MARGIN = 14.0, 42.0, 70.0, 22.0, 1
 
 _FAMILIES: Mapping[str, str] = {
     "embedder": "#c7ddf7", "tokenizer": "#dde3ea", "detokenizer": "#dde3ea",
-    "linear": "#cdeccf", "linear_activation": "#cdeccf", "layernorm": "#f7e9b8",
+    "linear": "#cdeccf", "linear_activation": "#cdeccf", "layernorm": "#f7e9b8", "residual_norm": "#f7e9b8",
     "attention_head": "#f5cfd6", "attention": "#f5cfd6", "fused_heads": "#f5cfd6",
     "relu": "#e3d6f5", "gelu": "#e3d6f5", "silu": "#e3d6f5", "swiglu": "#e3d6f5", "dropout": "#ece7df", "dropout_add": "#ece7df",
     "cost": "#f9d3b4", "tied_lm_head_ce": "#f9d3b4", "fused_lm_head": "#f9d3b4",

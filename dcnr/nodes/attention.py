@@ -1,8 +1,8 @@
 """Self-attention: one head, several heads, and heads that a pass merged.
 
-All three are one product to q, k and v, softmax attention, and (`output_projection`) one product back. The stored `qkv_weight`
-has the rows of all queries (head after head), then keys, then values; checkpoints hold them apart, as `q_weight`, `k_weight`,
-`v_weight` of each head.
+All three are one product to q, k and v, softmax attention (which adds the bias of that product), and (`output_projection`) one product
+back. The stored `qkv_weight` has the rows of all queries (head after head), then keys, then values; checkpoints hold them apart, as
+`q_weight`, `k_weight`, `v_weight` of each head.
 
 B batch rows, T positions, R = B * T, F = 3 * heads * head_dim.
 """
@@ -102,10 +102,10 @@ class Attention:
         """[B, T, input_dim] → [B, T, heads * head_dim], or back to input_dim."""
         (x_BTI,) = inputs
         rows, length, width = x_BTI.shape
-        qkv_RF, _ = env.backend.linear(x_BTI.reshape(-1, width), env.params["qkv_weight"], env.params.get("qkv_bias"))
+        qkv_RF, _ = env.backend.linear(x_BTI.reshape(-1, width), env.params["qkv_weight"], None)
         qkv_BTF = qkv_RF.reshape(rows, length, -1)
-        o_BTD, saved = env.backend.attention(qkv_BTF, self.heads, self.causal, self.rope)
-        kept = (x_BTI, qkv_BTF, o_BTD, *saved)
+        o_BTD, saved = env.backend.attention(qkv_BTF, env.params.get("qkv_bias"), self.heads, self.causal, self.rope)
+        kept = (x_BTI, o_BTD, *saved)
         if not self.projects:
             return (o_BTD,), kept
         y_RI, _ = env.backend.linear(o_BTD.reshape(rows * length, -1), env.params["out_weight"], env.params.get("out_bias"))
@@ -113,20 +113,24 @@ class Attention:
 
     def backward(self, env: Env, saved: Saved, grads: tuple[Array | None, ...]) -> tuple[Array | None, ...]:
         """Gradient of the input; those of all matrices and biases go to their accumulators."""
-        x_BTI, qkv_BTF, o_BTD, *kept = saved
+        x_BTI, o_BTD, *kept = saved
         (do_BTD,) = grads
         assert x_BTI is not None
         if self.projects:
-            do_BTD = _linear_backward(env, "out", do_BTD, o_BTD)
-        dqkv_BTF = env.backend.attention_backward(do_BTD, qkv_BTF, o_BTD, tuple(kept), self.heads, self.causal, self.rope)
-        return (_linear_backward(env, "qkv", dqkv_BTF, x_BTI),)
+            do_BTD = _linear_backward(env, "out_weight", "out_bias", do_BTD, o_BTD)
+        dqkv_BTF = env.backend.attention_backward(
+            do_BTD, o_BTD, env.params.get("qkv_bias"), tuple(kept), self.heads, self.causal, self.rope,
+            env.grads.get("qkv_bias"), env.accumulate,
+        )  # fmt: skip
+        return (_linear_backward(env, "qkv_weight", None, dqkv_BTF, x_BTI),)
 
 
-def _linear_backward(env: Env, name: str, dy: Array, x: Array) -> Array:
-    """Backward of the product `<name>_weight`, over the last axis of [B, T, …]."""
+def _linear_backward(env: Env, weight: str, bias: str | None, dy: Array, x: Array) -> Array:
+    """Backward of a product over the last axis of [B, T, …], whose bias, if any, is `bias`."""
+    b_O, into_b = (env.params.get(bias), env.grads.get(bias)) if bias is not None else (None, None)
     dx = env.backend.linear_backward(
-        dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1]), env.params[f"{name}_weight"], None, None,
-        env.grads[f"{name}_weight"], env.grads.get(f"{name}_bias"), env.accumulate, True,
+        dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1]), env.params[weight], b_O, None, None,
+        env.grads[weight], into_b, env.accumulate, True,
     )  # fmt: skip
     assert dx is not None
     return dx.reshape(x.shape)

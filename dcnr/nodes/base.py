@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from dcnr.backends.base import Array, Backend, Philox, Precision
+from dcnr.backends.base import Array, Backend, Philox, Precision, Scalar
 
 Shape = tuple[int, ...]
 """Of one slot, without the batch dimension."""
@@ -62,14 +62,14 @@ class Env:
     activation: Precision
     """Dtype of inputs (already cast) and outputs."""
     seed: int
-    step: int
+    step: Scalar
     first_row: int
     """Index of this shard's first row in the whole batch of the step (all micro-batches)."""
     training: bool
     """Dropout on, gradients wanted."""
-    weight: float
+    weight: Scalar
     """Costs: 1 / counted targets of the whole step."""
-    loss_scale: float
+    loss_scale: Scalar
 
     def philox(self, stream: int, x: Array) -> Philox:
         """The mask source for `x` [rows, …] of the node whose id hashes to `stream`."""
@@ -88,7 +88,7 @@ class Node(Protocol):
         ...
 
     def forward(self, env: Env, inputs: tuple[Array, ...]) -> tuple[tuple[Array, ...], Saved]:
-        """(outputs by slot, saved). A cost's only output is its loss: a Python float, `weight` already in it."""
+        """(outputs by slot, saved). A cost's only output is its loss: a `Scalar`, `weight` already in it."""
         ...
 
     def backward(self, env: Env, saved: Saved, grads: tuple[Array | None, ...]) -> tuple[Array | None, ...]:

@@ -1,6 +1,6 @@
 """Costs, and the LM head that computes its own.
 
-The only output is the loss: a Python float with `env.weight` already in it. The gradient is made in the forward, scaled by
+The only output is the loss: a `Scalar` with `env.weight` already in it. The gradient is made in the forward, scaled by
 `env.loss_scale`, and handed over in the backward. Arithmetic is float32 at any storage; `cost_precision` float16 or bfloat16
 rounds the prediction first.
 

@@ -88,7 +88,7 @@ class Linear:
         assert x is not None
         assert dy is not None
         dx = env.backend.linear_backward(
-            dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1]), env.params["weight"], pre, self.activation,
+            dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1]), env.params["weight"], env.params.get("bias"), pre, self.activation,
             env.grads["weight"], env.grads.get("bias"), env.accumulate, True,
         )  # fmt: skip
         assert dx is not None

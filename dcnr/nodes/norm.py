@@ -24,6 +24,12 @@ class LayerNormConfig(NodeConfig):
     bias: bool = True
 
 
+def layernorm_parameters(node: str, config: LayerNormConfig) -> tuple[Parameter, ...]:
+    """`weight`, and `bias` if there is one."""
+    bias = (plain(node, "bias", (config.dim,), None),) if config.bias else ()
+    return (plain(node, "weight", (config.dim,), None, fill=1.0), *bias)
+
+
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
     """Forward/backward of layer normalisation."""
@@ -61,9 +67,7 @@ def _flops(config: LayerNormConfig, inputs: tuple[Shape, ...], outputs: tuple[Sh
 
 
 def _build(args: BuildArgs) -> Node:
-    config: LayerNormConfig = args.config
-    bias = (plain(args.id, "bias", (config.dim,), None),) if config.bias else ()
-    return LayerNorm((plain(args.id, "weight", (config.dim,), None, fill=1.0), *bias), config.eps)
+    return LayerNorm(layernorm_parameters(args.id, args.config), args.config.eps)
 
 
 LAYERNORM = NodeType(

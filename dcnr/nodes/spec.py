@@ -57,6 +57,7 @@ class NodeConfig(BaseModel):
     activation_precision: str | None = None
     colocate_group: str | None = None
     colocate_policy: Literal["required", "preferred"] = "preferred"
+    recompute: bool = False
     shared_weight_alias: str | None = None
     tie_weight_alias: str | None = None
 

@@ -57,8 +57,13 @@ def decide(hyper: Hyper, total_steps: int, step: int, state: ScalerState, square
     if not math.isfinite(norm):
         scale = max(MIN_LOSS_SCALE, state.loss_scale / 2) if state.dynamic else state.loss_scale
         return Verdict(True, hyper.lr * factor, factor, 0.0, norm, replace(state, loss_scale=scale, good_steps=0))
-    clip = min(1.0, hyper.clip_norm / (norm + 1e-6)) if hyper.clip_norm else 1.0
-    return Verdict(False, hyper.lr * factor, factor, clip / state.loss_scale, norm, _after_update(state, hyper))
+    grad_factor = clip_factor(hyper, norm) / state.loss_scale
+    return Verdict(False, hyper.lr * factor, factor, grad_factor, norm, _after_update(state, hyper))
+
+
+def clip_factor(hyper: Hyper, norm: float) -> float:
+    """What gradients of this norm are multiplied by, so that it is at most `clip_norm`."""
+    return min(1.0, hyper.clip_norm / (norm + 1e-6)) if hyper.clip_norm else 1.0
 
 
 def _after_update(state: ScalerState, hyper: Hyper) -> ScalerState:

@@ -13,6 +13,7 @@ from dcnr.network.verify import verify
 from dcnr.passes.fuse_elementwise import fuse_elementwise
 from dcnr.passes.fuse_heads import fuse_heads
 from dcnr.passes.fuse_lm_head import fuse_lm_head
+from dcnr.passes.fuse_residual import fuse_residual
 from dcnr.passes.precision import precision
 from dcnr.passes.tie_weights import tie_weights
 from dcnr.passes.training_graph import training_graph
@@ -20,7 +21,7 @@ from dcnr.passes.training_graph import training_graph
 Pass = Callable[[Graph], Graph]
 
 ALWAYS: tuple[Pass, ...] = (training_graph, precision, tie_weights)
-FUSING: tuple[Pass, ...] = (fuse_heads, fuse_lm_head, fuse_elementwise)
+FUSING: tuple[Pass, ...] = (fuse_heads, fuse_lm_head, fuse_elementwise, fuse_residual)
 PASSES = ALWAYS + FUSING
 
 

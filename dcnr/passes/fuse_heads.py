@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dcnr.network.graph import Graph, GraphNode, Port
+from dcnr.network.graph import Graph, GraphNode
 from dcnr.nodes.attention import AttentionHeadConfig, FusedHeadsConfig
 from dcnr.nodes.structure import StackConfig
-from dcnr.passes.rewrite import Merge, input_of, is_declared, merge, only_reader, same_place, same_storage
+from dcnr.passes.rewrite import Merge, input_of, is_declared, merge, only_reader, ports_of, same_place, same_storage, ties
 
 
 def fuse_heads(graph: Graph) -> Graph:
@@ -41,7 +41,7 @@ def _members(graph: Graph, stack: GraphNode) -> list[GraphNode] | None:
         and _readers(graph, broadcast) == {head.id for head in heads}
         and all(only_reader(graph, head) is not None for head in heads)
         and all(head.config == heads[0].config and head.param_precision == heads[0].param_precision for head in heads)
-        and not _ties(graph, heads)
+        and not ties(graph, heads)
         and not any(is_declared(graph, node) for node in members[:-1])
         and same_storage(members)
         and same_place(members)
@@ -54,10 +54,4 @@ def _joins_last_axis(stack: GraphNode) -> bool:
 
 
 def _readers(graph: Graph, broadcast: GraphNode) -> set[str]:
-    ports = (Port(broadcast.id, slot) for slot in range(len(broadcast.output_shapes)))
-    return {reader.node for port in ports for reader in graph.consumers.get(port, ())}
-
-
-def _ties(graph: Graph, heads: Sequence[GraphNode]) -> bool:
-    names = {head.id for head in heads}
-    return any(node.tied_to in names or (node.tied_to is not None and node.id in names) for node in graph.nodes)
+    return {reader.node for port in ports_of(broadcast) for reader in graph.consumers.get(port, ())}

@@ -33,8 +33,26 @@ def same_storage(members: Sequence[GraphNode]) -> bool:
 
 
 def same_place(members: Sequence[GraphNode]) -> bool:
-    """Whether no two of them belong to different groups that placement must keep together."""
-    return len(_required(members)) <= 1
+    """Whether no two of them belong to different groups that placement must keep together, or that run again before their backward."""
+    recomputed = {member.config.colocate_group if member.config.recompute else None for member in members}
+    return len(_required(members)) <= 1 and len(recomputed) == 1
+
+
+def trained_alike(members: Sequence[GraphNode]) -> bool:
+    """Whether their parameters are stored in one precision and updated by one optimizer with the same settings."""
+    kinds = {(node.param_precision, node.config.optimizer, node.config.learning_rate, node.config.weight_decay) for node in members}
+    return len(kinds) == 1
+
+
+def ties(graph: Graph, members: Sequence[GraphNode]) -> bool:
+    """Whether one of them uses the weight of another node, or shares its own."""
+    names = {member.id for member in members}
+    return any(node.tied_to is not None and (node.id in names or node.tied_to in names) for node in graph.nodes)
+
+
+def ports_of(node: GraphNode) -> list[Port]:
+    """All outputs of a node."""
+    return [Port(node.id, slot) for slot in range(len(node.output_shapes))]
 
 
 def input_of(node: GraphNode, slot: int) -> Input:
@@ -46,7 +64,8 @@ def input_of(node: GraphNode, slot: int) -> Input:
 class Merge:
     """Nodes that become one of type `kind`, named after the last of them, whose outputs it has.
 
-    `owner` is the member whose parameters and precisions it takes over.
+    `owner` is the member whose precisions and tie it takes over. `inner` are its further outputs: for each, the ports of members that
+    stand for it, all of one shape; who reads one of them elsewhere reads the new output.
     """
 
     members: Sequence[GraphNode]
@@ -54,10 +73,17 @@ class Merge:
     config: NodeConfig
     inputs: Sequence[Input]
     owner: GraphNode
+    inner: Sequence[Sequence[Port]] = ()
+
+    def moved(self) -> dict[Port, Port]:
+        """Where the inner ports are afterwards."""
+        last = self.members[-1]
+        return {port: Port(last.id, slot) for slot, ports in enumerate(self.inner, len(last.output_shapes)) for port in ports}
 
 
 def merge(graph: Graph, merges: Sequence[Merge]) -> Graph:
-    """`graph` with every one of `merges` done; no node is in two of them, and what lies inside one is read by nobody else.
+    """`graph` with every one of `merges` done; no node is in two of them, and what lies inside one is read by nobody else, unless it is a
+    further output.
 
     Declared outputs that existed only inside are dropped (who wants them runs the unfused graph); metrics and tied nodes follow.
     """
@@ -65,7 +91,15 @@ def merge(graph: Graph, merges: Sequence[Merge]) -> Graph:
     home = {member.id: one.members[-1].id for one in merges for member in one.members}
     gone = home.keys() - merged.keys()
     kept = (merged.get(node.id, node) for node in graph.nodes if node.id not in gone)
-    nodes = (replace(node, tied_to=home.get(node.tied_to, node.tied_to)) if node.tied_to is not None else node for node in kept)
+    moved = {old: new for one in merges for old, new in one.moved().items()}
+    nodes = (
+        replace(
+            node,
+            inputs=tuple(moved.get(port, port) if port is not None else None for port in node.inputs),
+            tied_to=home.get(node.tied_to, node.tied_to) if node.tied_to is not None else None,
+        )
+        for node in kept
+    )
     outputs = tuple(sink for sink in graph.outputs if sink.port.node not in gone)
     metrics = tuple(replace(sink, port=Port(home[sink.port.node], 0)) if sink.port.node in gone else sink for sink in graph.metrics)
     return Graph(graph.name, topological_order(nodes), outputs, graph.costs, metrics)
@@ -73,13 +107,14 @@ def merge(graph: Graph, merges: Sequence[Merge]) -> Graph:
 
 def _merged(one: Merge) -> GraphNode:
     last = one.members[-1]
+    shapes = {port: shape for member in one.members for port, shape in zip(ports_of(member), member.output_shapes, strict=True)}
     return GraphNode(
         id=last.id,
         type=one.kind,
         config=one.config.model_copy(update=_colocation(one.members)),
         inputs=tuple(port for port, _ in one.inputs),
         input_shapes=tuple(shape for _, shape in one.inputs),
-        output_shapes=last.output_shapes,
+        output_shapes=(*last.output_shapes, *(shapes[ports[0]] for ports in one.inner)),
         param_precision=one.owner.param_precision,
         activation_precision=one.owner.activation_precision,
         members=tuple(name for member in one.members for name in member.members),
@@ -104,13 +139,15 @@ def remove(graph: Graph, gone: Collection[NodeId], instead: Mapping[Port, Port])
     return Graph(graph.name, nodes, sinks(graph.outputs), sinks(graph.costs), sinks(graph.metrics))
 
 
-def _colocation(members: Sequence[GraphNode]) -> dict[str, str | None]:
-    """The group that the members demand; failing that, the first they prefer."""
+def _colocation(members: Sequence[GraphNode]) -> dict[str, str | bool | None]:
+    """The group that the members demand; failing that, the first they prefer. They agree on `recompute`."""
+    recompute = {"recompute": members[0].config.recompute}
     required = _required(members)
     if required:
-        return {"colocate_group": min(required), "colocate_policy": "required"}
+        return {"colocate_group": min(required), "colocate_policy": "required", **recompute}
     preferred = (member.config.colocate_group for member in members)
-    return {"colocate_group": next((group for group in preferred if group is not None), None), "colocate_policy": "preferred"}
+    group = next((group for group in preferred if group is not None), None)
+    return {"colocate_group": group, "colocate_policy": "preferred", **recompute}
 
 
 def _required(members: Sequence[GraphNode]) -> set[str]:

@@ -9,10 +9,10 @@ Rule 3: a broadcast that is left with one reader is no node any more; who read i
 from __future__ import annotations
 
 from dcnr.ids import NodeId
-from dcnr.network.graph import Graph, GraphNode, Port
+from dcnr.network.graph import Graph
 from dcnr.network.shapes import feed_of, is_cost
 from dcnr.nodes.registry import NODE_TYPES
-from dcnr.passes.rewrite import remove
+from dcnr.passes.rewrite import ports_of, remove
 
 
 def training_graph(graph: Graph) -> Graph:
@@ -45,10 +45,6 @@ def _made_of_text(graph: Graph) -> set[NodeId]:
 
 def _without_lone_broadcasts(graph: Graph) -> Graph:
     broadcasts = (node for node in graph.nodes if node.type == "broadcast")
-    lone = {node.id for node in broadcasts if sum(len(graph.consumers.get(port, ())) for port in _ports(node)) == 1}
+    lone = {node.id for node in broadcasts if sum(len(graph.consumers.get(port, ())) for port in ports_of(node)) == 1}
     sources = ((node, node.inputs[0]) for node in graph.nodes if node.id in lone)
-    return remove(graph, lone, {port: source for node, source in sources if source is not None for port in _ports(node)})
-
-
-def _ports(node: GraphNode) -> list[Port]:
-    return [Port(node.id, slot) for slot in range(len(node.output_shapes))]
+    return remove(graph, lone, {port: source for node, source in sources if source is not None for port in ports_of(node)})

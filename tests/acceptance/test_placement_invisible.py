@@ -29,7 +29,7 @@ def test_the_network_has_every_fusion_and_parts_for_eight() -> None:
     graph = load_graph(NETWORK, "network.yml")
     fused = prepare(graph, fuse=True)
     kinds = {node.type for node in fused.nodes}
-    assert {"fused_heads", "fused_lm_head", "linear_activation", "dropout_add"} <= kinds
+    assert {"fused_heads", "fused_lm_head", "linear_activation", "residual_norm"} <= kinds
     assert len(together(fused)) >= 8
 
 

@@ -53,9 +53,15 @@ def losses(execution: Execution, steps: Sequence[int], micro_batches: int) -> li
     """Train, and give the loss of each step."""
     found = []
     for step in steps:
-        found.append(sum(loss for job in jobs(step, micro_batches) for _, loss in execution.run(job)[1]))
-        execution.settle(step)
+        for job in jobs(step, micro_batches):
+            execution.run(job)
+        found.append(sum(loss for _, _, loss in execution.settle(step)()[1]))
     return found
+
+
+def tensors_of(execution: Execution) -> dict[str, HostArray]:
+    """All that a checkpoint would hold."""
+    return execution.snapshot()()[0]
 
 
 @pytest.mark.parametrize("shards", [1, 2, 4, 9])
@@ -64,7 +70,7 @@ def test_threads_only_decide_how_many_shards_run_at_once(shards: int) -> None:
     runs = []
     for threads in (1, 2, 3):
         execution = make(threads=threads, hyper={"lr": 0.01, "shards": shards})
-        runs.append((losses(execution, (1, 2, 3), 2), execution.snapshot()))
+        runs.append((losses(execution, (1, 2, 3), 2), tensors_of(execution)))
     for other, tensors in runs[1:]:
         assert other == runs[0][0]
         for name, tensor in tensors.items():
@@ -90,8 +96,8 @@ def test_uneven_micro_batches_fold_every_shard_that_was_written() -> None:
     for at, (first, last) in enumerate(((0, 2), (2, 5))):
         execution.run(Pass(SESSION, deploy.epoch, 0, 1, at, (ids[first:last, :-1], ids[first:last, 1:]), (0.0, 0.04), ()))
     whole.run(Pass(SESSION, deploy.epoch, 0, 1, 0, (ids[:, :-1], ids[:, 1:]), (0.0, 0.04), ()))
-    norms, finite = execution.fold()
-    expected, _ = whole.fold()
+    norms, finite = execution.fold()()
+    expected, _ = whole.fold()()
     assert finite
     assert norms == pytest.approx(expected, rel=1e-4)
 
@@ -105,27 +111,27 @@ def test_settling_equals_folding_deciding_and_applying() -> None:
         for job in jobs(step, 2):
             alone_here.run(job)
             told.run(job)
-        alone_here.settle(step)
-        norms, finite = told.fold()
+        alone_here.settle(step)()
+        norms, finite = told.fold()()
         verdict = decide(Hyper.model_validate(hyper), 100, step, state, list(norms.values()), finite)
         state = verdict.state
         told.apply(verdict.skip, StepNumbers(state.updates, verdict.lr, verdict.lr_factor, verdict.grad_factor), state.loss_scale)
     assert alone_here.state == state
-    for name, tensor in alone_here.snapshot().items():
-        np.testing.assert_array_equal(tensor, told.snapshot()[name], err_msg=name)
+    for name, tensor in tensors_of(alone_here).items():
+        np.testing.assert_array_equal(tensor, tensors_of(told)[name], err_msg=name)
 
 
 def test_a_skipped_step_changes_nothing_but_the_scale() -> None:
     """An overflow of the scaled loss skips, halves the scale, and the next step is unharmed."""
     scaler = ScalerState(loss_scale=2.0**40, dynamic=True)
     execution = make(scaler=scaler, text=TINY.replace("name: tiny", "name: tiny\nprecision: fp16"))
-    before = execution.snapshot()
+    before = tensors_of(execution)
     for job in jobs(1, 2):
         execution.run(job)
-    verdict = execution.settle(1)
+    verdict = execution.settle(1)()[0].verdict
     assert verdict.skip
     assert (execution.state.loss_scale, execution.state.updates) == (2.0**39, 0)
-    for name, tensor in execution.snapshot().items():
+    for name, tensor in tensors_of(execution).items():
         np.testing.assert_array_equal(tensor, before[name], err_msg=name)
 
 
@@ -136,7 +142,7 @@ def test_a_step_does_not_add_to_the_gradients_of_the_one_before() -> None:
     for _ in range(2):
         for job in jobs(1, 2):
             execution.run(job)
-        folded.append(execution.fold())
+        folded.append(execution.fold()())
         execution.apply(True, StepNumbers(0, 0.0, 0.0, 0.0), 1.0)
     assert folded[0] == folded[1]
 
@@ -147,5 +153,5 @@ def test_a_loaded_snapshot_goes_on_as_if_nothing_had_happened() -> None:
     losses(first, (1, 2), 2)
     deploy, plan = alone(scaler=first.state, step=2)
     second = Execution(NumpyBackend(), Crew(1), deploy, plan)
-    second.load(first.snapshot())
+    second.load(tensors_of(first))
     assert losses(second, (3, 4), 2) == losses(first, (3, 4), 2)

@@ -27,18 +27,28 @@ PATIENCE = 30.0
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("8GiB", 8 << 30), ("512MiB", 512 << 20), ("2gb", 2 * 10**9), ("1.5 g", 3 << 29), ("1000", 1000), ("64 KiB", 65536), ("1TB", 10**12)],
+    [
+        ("8GiB", 8 << 30),
+        ("512MiB", 512 << 20),
+        ("2gb", 2 * 10**9),
+        ("1.5 g", 3 << 29),
+        ("1000", 1000),
+        ("64 KiB", 65536),
+        ("1TB", 10**12),
+        ("40%", 4 << 20),
+        ("2.5 %", 1 << 18),
+    ],
 )
 def test_memory_is_read_as_people_write_it(text: str, size: int) -> None:
-    """Powers of 1024 and of 1000, with or without B, in any case."""
-    assert parse_memory(text) == size
+    """Powers of 1024 and of 1000, with or without B, in any case; or a share of what the device has."""
+    assert parse_memory(text, 10 << 20) == size
 
 
-@pytest.mark.parametrize("text", ["", "lots", "8 GiBs", "-1GiB", "1e9", "0", "0.1B", "GiB"])
+@pytest.mark.parametrize("text", ["", "lots", "8 GiBs", "-1GiB", "1e9", "0", "0.1B", "GiB", "0%", "%"])
 def test_other_words_for_memory_are_errors(text: str) -> None:
     """One sentence that repeats what was given."""
     with pytest.raises(UserError, match="memory"):
-        parse_memory(text)
+        parse_memory(text, 10 << 20)
 
 
 def test_default_names_are_ids_and_differ() -> None:
@@ -62,6 +72,8 @@ def log_settings() -> Iterator[None]:
         (["--memory", "lots"], "'lots' is not an amount of memory"),
         (["--backend", "numpy", "--nats", "nats://127.0.0.1:1"], "nats://127.0.0.1:1"),
         (["--backend", "abacus"], "abacus"),
+        (["--backend", "numpy", "--device", "0"], "no device 0 to choose"),
+        (["--device", "-1"], "--device"),
     ],
 )
 def test_bad_options_are_one_line_and_exit_code_2(arguments: list[str], said: str) -> None:

@@ -19,7 +19,7 @@ from dcnr.network.graph import Graph, Port
 from dcnr.network.instantiate import instantiate
 from dcnr.nodes.base import Env, Node
 from dcnr.nodes.initial import initial_value
-from tests.agents.tiny import SEQ, TINY, VOCABULARY, A, B, graph_of
+from tests.agents.tiny import SEQ, TINY, VOCABULARY, A, B, graph_of, in_groups
 
 ROWS = 3
 BACKEND = NumpyBackend()
@@ -93,6 +93,7 @@ def run_whole(bench: Bench) -> tuple[float, dict[NodeId, dict[str, HostArray]]]:
     return losses[0], {name: {**env.grads} for name, env in by_name.items()}
 
 
+RECOMPUTED = in_groups(TINY, True)
 HALF = TINY.replace("name: tiny", "name: tiny\nprecision: fp16")
 MIXED = HALF.replace("{in_dim: 8, out_dim: 16}", "{in_dim: 8, out_dim: 16, precision: fp32}")
 
@@ -108,6 +109,53 @@ def test_a_program_equals_its_nodes_one_by_one(text: str, fuse: bool) -> None:
     for name, expected in gradients.items():
         for parameter, gradient in expected.items():
             np.testing.assert_array_equal(found[name][parameter], gradient, err_msg=f"{name}.{parameter}")
+
+
+@pytest.mark.parametrize("fuse", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize("text", [RECOMPUTED, in_groups(MIXED, True)], ids=["float32", "mixed"])
+def test_what_is_recomputed_has_the_same_bits(text: str, fuse: bool) -> None:
+    """Loss and every parameter gradient of a program with blocks, dropout inside, equal those of the nodes one by one."""
+    bench = Bench(graph_of(text, fuse))
+    loss, gradients = bench.plain()
+    found_loss, found = run_whole(bench)
+    assert found_loss == loss
+    for name, expected in gradients.items():
+        for parameter, gradient in expected.items():
+            np.testing.assert_array_equal(found[name][parameter], gradient, err_msg=f"{name}.{parameter}")
+
+
+def test_a_block_keeps_only_what_enters_it() -> None:
+    """Between forward and backward its nodes have saved nothing; each of two groups holds the one tensor that enters it."""
+    bench = Bench(graph_of(RECOMPUTED))
+    (routes,) = find_routes(bench.graph, dict.fromkeys(bench.graph.by_id, A), A).segments
+    program, by_name = Program(bench.graph, routes, bench.nodes), bench.envs()
+    envs, tape = [by_name[node] for node in program.nodes], program.tape()
+    program.forward(envs, [bench.ids, bench.targets], tape)
+    grouped = [node.config.recompute for node in bench.graph.nodes]
+    assert [saved is None for saved in tape.saved] == grouped
+    assert [len(entered) for entered in tape.entered.values()] == [1, 1]
+    (first,) = tape.entered[program.nodes.index(NodeId("in_broadcast"))]
+    (second,) = tape.entered[program.nodes.index(NodeId("up"))]
+    assert first[1].shape == second[1].shape == (ROWS, SEQ, 8)
+    program.backward(envs, [], tape)
+    assert tape.entered == {}
+    assert tape.saved == [None] * len(program.nodes)
+
+
+def test_a_cost_is_in_no_block() -> None:
+    """Its forward adds to gradients, so it runs once, also where the file has it in a group that is recomputed."""
+    text = TINY.replace(
+        "tie_weight_alias: tokens, colocate_group: tokens", "tie_weight_alias: tokens, recompute: true, colocate_group: tokens"
+    )
+    text = text.replace("shared_weight_alias: tokens,", "shared_weight_alias: tokens, recompute: true,")
+    text = text.replace("{cost_function: ce_logits", "{colocate_group: tokens, recompute: true, cost_function: ce_logits")
+    bench = Bench(graph_of(text, fuse=True))
+    assert bench.graph.by_id[NodeId("loss")].type == "fused_lm_head"
+    assert bench.graph.by_id[NodeId("loss")].config.recompute
+    loss, gradients = bench.plain()
+    found_loss, found = run_whole(bench)
+    assert found_loss == loss
+    np.testing.assert_array_equal(found[NodeId("loss")]["weight"], gradients[NodeId("loss")]["weight"])
 
 
 def test_two_programs_in_a_row_equal_one() -> None:

@@ -35,7 +35,7 @@ def owned_by(weights: Weights, node: str, parameter: str = "weight") -> Owned:
 
 def test_fusion_and_order_do_not_change_first_values() -> None:
     """Plain and fused graphs start from the same canonical tensors."""
-    plain, fused = weights_of(graph_of()).tensors(), weights_of(graph_of(fuse=True)).tensors()
+    plain, fused = weights_of(graph_of()).snapshot()(), weights_of(graph_of(fuse=True)).snapshot()()
     assert plain.keys() == fused.keys()
     for name, tensor in plain.items():
         np.testing.assert_array_equal(tensor, fused[name], err_msg=name)
@@ -45,7 +45,7 @@ def test_names_are_canonical() -> None:
     """What is written is what is asked for, moments included, the tied matrix once."""
     graph = graph_of(fuse=True)
     names = tensor_names(graph, {node.id: instantiate(node) for node in graph.nodes}, Hyper())
-    assert set(names) == set(weights_of(graph).tensors())
+    assert set(names) == set(weights_of(graph).snapshot()())
     assert {"embedder.weight", "embedder.weight:m", "embedder.weight:v", "head_0.q_weight", "up.bias:v"} <= set(names)
     assert not [name for name in names if name.startswith("lm_head")]
     assert not [name for name in tensor_names(graph, {}, Hyper()) if name]
@@ -59,9 +59,9 @@ def test_a_checkpoint_brings_everything_back(text: str) -> None:
         assert owned.gradients is not None
         owned.gradients[...] = np.random.default_rng(1).normal(size=owned.gradients.shape)
         owned.update(BACKEND, Hyper(), NUMBERS)
-    saved = trained.tensors()
+    saved = trained.snapshot()()
     loaded = weights_of(graph_of(text, fuse=True), saved=saved)
-    for name, tensor in loaded.tensors().items():
+    for name, tensor in loaded.snapshot()().items():
         assert tensor.dtype == np.float32
         np.testing.assert_array_equal(tensor, saved[name], err_msg=name)
     embedder = owned_by(loaded, "embedder")
@@ -73,7 +73,7 @@ def test_a_checkpoint_brings_everything_back(text: str) -> None:
 def test_tensors_are_copies() -> None:
     """A snapshot does not change with later steps."""
     weights = weights_of(graph_of())
-    before = weights.tensors()["up.weight"]
+    before = weights.snapshot()()["up.weight"]
     kept = before.copy()
     owned_by(weights, "up").master[...] = 0
     np.testing.assert_array_equal(before, kept)
@@ -139,4 +139,4 @@ def test_sgd_without_momentum_keeps_no_moments() -> None:
     """Only what the optimizer needs is kept and saved."""
     weights = weights_of(graph_of(), hyper=Hyper(optimizer="sgd", momentum=0.0))
     assert all(not owned.moments for owned in weights.owned)
-    assert not [name for name in weights.tensors() if ":" in name]
+    assert not [name for name in weights.snapshot()() if ":" in name]

@@ -60,6 +60,19 @@ costs: [{name: ce, node_id: loss}]
 """
 
 
+def in_groups(text: str, recompute: bool) -> str:
+    """`text` (TINY, or a variant) with its two halves as groups, which run again before their backward if `recompute`."""
+    halves = {"first": ("in_broadcast", "ln1", "to_heads", "head_0", "head_1", "stack", "drop", "residual"),
+              "second": ("up", "gelu", "down", "residual_2")}  # fmt: skip
+    for group, names in halves.items():
+        keys = f"colocate_group: {group}" + (", recompute: true" if recompute else "")
+        for name in names:
+            before, found, rest = text.partition(f"{{id: {name}, ")
+            head, config, tail = rest.partition("config: {")
+            text = f"{before}{found}{head}{config}{keys}{'' if tail.startswith('}') else ', '}{tail}"
+    return text
+
+
 def graph_of(text: str = TINY, fuse: bool = False) -> Graph:
     """The prepared graph."""
     return prepare(load_graph(text, "tiny.yml"), fuse)

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,39 @@ async def test_a_client_closed_by_the_server_is_rebuilt_with_its_subscriptions(o
     await until(lambda: bus._client is not client and bus.is_connected)
     await until_heard(bus, got)
     await bus.close()
+
+
+@asynccontextmanager
+async def recorded(url: str) -> AsyncIterator[tuple[str, bytearray]]:
+    """A door to the server at `url`, and all that clients said through it."""
+    said = bytearray()
+    port = int(url.rsplit(":", 1)[1])
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, note: bytearray) -> None:
+        while data := await reader.read(1 << 16):
+            note += data
+            writer.write(data)
+        writer.close()
+
+    async def enter(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(carry(reader, up_writer, said), carry(up_reader, writer, bytearray()), return_exceptions=True)
+
+    door = await asyncio.start_server(enter, "127.0.0.1", 0)
+    async with door:
+        yield f"nats://127.0.0.1:{door.sockets[0].getsockname()[1]}", said
+
+
+async def test_a_subscription_is_at_the_server_before_subscribe_returns(nats_url: str) -> None:
+    """The server answers in order, so a PING that came after the SUB was answered: nats-py's flush alone sends it before."""
+    async with recorded(nats_url) as (url, said):
+        bus = await connect(url, "test")
+        for _ in range(3):
+            subject = fresh("active.")
+            subscription = await bus.subscribe(subject, lambda _: None)
+            assert said.rindex(b"PING") > said.index(b"SUB " + subject.encode())
+            await subscription.stop()
+        await bus.close()
 
 
 async def until_heard(bus: NatsBus, got: list[bytes]) -> None:

@@ -45,13 +45,13 @@ def info(pnode: PNodeId, host: str) -> PNodeInfo:
 
 
 class Pair:
-    """`a` sends, `b` hosts `NODE`."""
+    """`a` sends, `b` hosts `NODE`. Where `direct` lets them connect, that takes a moment, so most tests do without."""
 
-    def __init__(self, buses: tuple[Bus, Bus], hosts: tuple[str, str]) -> None:
+    def __init__(self, buses: tuple[Bus, Bus], hosts: tuple[str, str], direct: bool = False) -> None:
         self.got: Got = []
         self.buses = buses
-        self.a = HopTransport(buses[0], A, hosts[0], lambda *_: None)
-        self.b = HopTransport(buses[1], B, hosts[1], lambda hop, array: self.got.append((hop, array)))
+        self.a = HopTransport(buses[0], A, hosts[0], lambda *_: None, direct)
+        self.b = HopTransport(buses[1], B, hosts[1], lambda hop, array: self.got.append((hop, array)), direct)
         self.a.set_peers([info(A, hosts[0]), info(B, hosts[1])])
         self.b.set_peers([info(A, hosts[0]), info(B, hosts[1])])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dcnr.errors import NetworkFileError
+from dcnr.ids import NodeId
 from tests.network.files import Network, chain
 
 
@@ -49,4 +50,17 @@ def test_a_cost_without_vocab_size_has_that_of_its_logits() -> None:
     net.graph()
     net.nodes[1] = net.nodes[1].replace("out_dim: 11", "out_dim: 12")
     with pytest.raises(NetworkFileError, match="its vocabulary is 12, but that of 'embedder' is 11"):
+        net.graph()
+
+
+def test_recompute_is_said_of_a_whole_group() -> None:
+    """One node that says otherwise is named with the first of its group; without a group the key means nothing."""
+    net = chain()
+    net.nodes[1] = net.nodes[1].replace("out_dim: 11", "out_dim: 11, recompute: true")
+    with pytest.raises(NetworkFileError, match="recompute is said of a group, and it has none"):
+        net.graph()
+    net.nodes[1] = net.nodes[1].replace("recompute: true", "recompute: true, colocate_group: g")
+    assert net.graph().by_id[NodeId("head")].config.recompute
+    net.nodes[2] = net.nodes[2].replace("vocab_size: 11", "vocab_size: 11, colocate_group: g")
+    with pytest.raises(NetworkFileError, match="recompute is false, but at 'head' of colocate_group 'g' it is true"):
         net.graph()

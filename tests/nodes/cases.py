@@ -16,7 +16,9 @@ from dcnr.nodes.attention import AttentionHeadConfig, FusedHeadsConfig
 from dcnr.nodes.base import Node, Shape
 from dcnr.nodes.cost import CostConfig, FusedLmHeadConfig
 from dcnr.nodes.linear import LinearActivationConfig, LinearConfig
+from dcnr.nodes.norm import LayerNormConfig
 from dcnr.nodes.registry import NODE_TYPES
+from dcnr.nodes.residual import ResidualNormConfig
 from dcnr.nodes.spec import BuildArgs, NodeConfig
 
 
@@ -93,6 +95,22 @@ NORM = (
     case("layernorm", {"dim": 127}, [(1, 127)], rows=7),
 )
 
+_PROJECTION, _PLAIN_PROJECTION = LinearConfig(in_dim=7, out_dim=33), LinearConfig(in_dim=7, out_dim=33, bias=False)
+_NORM, _PLAIN_NORM = LayerNormConfig(dim=33), LayerNormConfig(dim=33, bias=False, eps=1e-3)
+_DROPOUT = DropoutConfig(rate=0.3)
+RESIDUAL = (
+    case("residual_norm", ResidualNormConfig.fuse(_PROJECTION, _DROPOUT, _NORM), [(7, 7), (7, 33)],
+         members=("down", "drop", "add", "copy", "norm")),
+    case("residual_norm", ResidualNormConfig.fuse(_PLAIN_PROJECTION, None, _PLAIN_NORM), [(7, 7), (7, 33)],
+         members=("down", "add", "norm")),
+    case("residual_norm", ResidualNormConfig.fuse(_PROJECTION, DropoutConfig(rate=0), _NORM), [(7,), (33,)], rows=33,
+         members=("down", "drop", "add", "norm")),
+    case("residual_norm", ResidualNormConfig.fuse(None, _DROPOUT, _NORM), [(33,), (33,)], rows=7, members=("drop", "add", "norm")),
+    case("residual_norm", ResidualNormConfig.fuse(None, None, _PLAIN_NORM), [(1, 33), (1, 33)], members=("add", "norm")),
+    case("residual_norm", ResidualNormConfig.fuse(_PROJECTION, _DROPOUT, _NORM), [(7, 7), (7, 33)], tied=True,
+         members=("down", "drop", "add", "norm")),
+)  # fmt: skip
+
 _HEAD = {"head_dim": 8, "input_dim": 7}
 ATTENTION = (
     case("attention_head", _HEAD, [(7, 7)]),
@@ -157,4 +175,4 @@ COST = (
     case("fused_lm_head", _HEAD_CE, [(33, 7), (33,)], ids=(None, 33), members=("head", "loss"), tied=True),
 )
 
-CASES = LINEAR + EMBEDDING + NORM + ATTENTION + ACTIVATION + STRUCTURE + COST
+CASES = LINEAR + EMBEDDING + NORM + RESIDUAL + ATTENTION + ACTIVATION + STRUCTURE + COST

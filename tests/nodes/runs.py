@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from dcnr.backends.base import Array, Backend, HostArray, Precision
 from dcnr.nodes.base import Env, Node, Parameter
@@ -76,11 +75,11 @@ def make_env(backend: Backend, node: Node, case: Case, params: Mapping[str, Host
         accumulate=False,
         activation=precision,
         seed=SEED,
-        step=STEP,
+        step=backend.scalar(STEP),
         first_row=FIRST_ROW,
         training=True,
-        weight=WEIGHT,
-        loss_scale=LOSS_SCALE,
+        weight=backend.scalar(WEIGHT),
+        loss_scale=backend.scalar(LOSS_SCALE),
     )
 
 
@@ -89,7 +88,7 @@ def forward(backend: Backend, case: Case, given: Example, precision: Precision) 
     node = case.build()
     env = make_env(backend, node, case, given.params, precision)
     outputs, _ = node.forward(env, _inputs(backend, given, precision))
-    return tuple(_out(backend, output) for output in outputs)
+    return _outputs(backend, case, outputs)
 
 
 def run(backend: Backend, case: Case, given: Example, precision: Precision, micro_batches: int = 1) -> Outcome:
@@ -103,7 +102,7 @@ def run(backend: Backend, case: Case, given: Example, precision: Precision, micr
         grads = tuple(backend.from_host(grad, precision) for grad in given.grads) or (None,)
         input_grads = node.backward(env, saved, grads)
     return Outcome(
-        tuple(_out(backend, output) for output in outputs),
+        _outputs(backend, case, outputs),
         tuple(None if grad is None else backend.to_host(grad) for grad in input_grads),
         {name: backend.to_host(grad) for name, grad in env.grads.items()},
     )
@@ -113,5 +112,6 @@ def _inputs(backend: Backend, given: Example, precision: Precision) -> tuple[Arr
     return tuple(backend.from_host(x, precision) for x in given.inputs)
 
 
-def _out(backend: Backend, output: Array) -> npt.NDArray[np.float64] | float:
-    return output if isinstance(output, float) else backend.to_host(output)
+def _outputs(backend: Backend, case: Case, outputs: tuple[Array, ...]) -> tuple[HostArray | float, ...]:
+    fetched = backend.fetch(outputs).wait()
+    return tuple(float(loss) for loss in fetched) if case.is_cost else tuple(fetched)

@@ -20,16 +20,16 @@ def sentences(name: str, hosts: list[Host]) -> tuple[str, ...]:
 def test_stages_borders_and_groups_are_told_with_numbers() -> None:
     """In this order: overview, a sentence a stage, a sentence a border, a sentence a group."""
     found = sentences("topology_1", [Host(PNodeId(f"p{index}"), 2**33, 2) for index in range(3)])
-    assert len(found) == 1 + 3 + 3 + 1
+    assert len(found) == 1 + 3 + 5 + 1
     assert re.match(
-        r"66 nodes run on 3 PNodes in 4 segments; a step of 4 rows takes [\d.]+ GFLOP\. The slowest stage, p\d, takes 1\.\d\d", found[0]
+        r"31 nodes run on 3 PNodes in 4 segments; a step of 4 rows takes [\d.]+ GFLOP\. The slowest stage, p\d, takes 1\.\d\d", found[0]
     )
     assert re.match(
         r"p0 holds \d+ nodes \('embedder' to '\w+', then 'loss'\): [\d.]+ GFLOP, \d+% of the work, and [\d.]+ MiB of memory\.",
         found[1],
     )
     assert re.match(r"p0 sends '\w+' to p1 for '\w+': 512\.0 KiB forward, 512\.0 KiB back\.", found[4])
-    assert found[7].startswith("'embedder', 'loss' stay together: 'loss' uses the weight of 'embedder'")
+    assert found[9].startswith("'embedder', 'loss' stay together: 'loss' uses the weight of 'embedder'")
 
 
 def test_shares_add_up() -> None:

@@ -75,11 +75,13 @@ def test_stages_are_a_pipeline() -> None:
 
 
 def test_cuts_are_where_little_crosses() -> None:
-    """Between residual sums, never inside a branch, where the residual would cross as well."""
-    graph = prepare(shipped("topology_2"), fuse=True)
-    sent = crossings(graph, place(graph, hosts(4), rows=2), rows=2)
-    assert len(sent) == 4
-    assert all(len(crossing.readers) == 1 for crossing in sent)
+    """Between residual sums, never inside a branch, where the residual would cross as well; with fusion, where the one that is normalised
+    and the sum itself cross, both as wide as the model."""
+    for fuse, tensors in ((False, 4), (True, 5)):
+        graph = prepare(shipped("topology_2"), fuse)
+        sent = crossings(graph, place(graph, hosts(4), rows=2), rows=2)
+        assert [crossing.forward_bytes for crossing in sent] == [2 * 512 * 512 * 2] * tensors
+        assert all(len(crossing.readers) == 1 for crossing in sent)
 
 
 def test_the_search_finds_the_best_there_is() -> None:

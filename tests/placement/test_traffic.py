@@ -27,14 +27,15 @@ def test_one_copy_forward_and_one_gradient_a_reader_back() -> None:
 def test_each_receiver_gets_its_own_copy() -> None:
     """In graph order, then by receiver."""
     graph = prepare(shipped("tiny"), fuse=True)
-    homes = {node.id: A for node in graph.nodes} | {NodeId("block_0_ln1"): B, NodeId("block_0_residual_attn"): PNodeId("c")}
+    homes = {node.id: A for node in graph.nodes} | {NodeId("block_0_ln1"): B, NodeId("block_0_ln2"): PNodeId("c")}
     found = [(crossing.port.node, crossing.receiver) for crossing in crossings(graph, homes, rows=1)]
     assert found == [
         ("block_0_in", "b"),
         ("block_0_in", "c"),
         ("block_0_ln1", "a"),
-        ("block_0_output_proj", "c"),
-        ("block_0_residual_attn", "a"),
+        ("block_0_stack", "c"),
+        ("block_0_ln2", "a"),
+        ("block_0_ln2", "a"),
     ]
 
 

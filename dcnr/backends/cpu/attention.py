@@ -1,6 +1,6 @@
 """Softmax attention: batched OpenBLAS products over [B, H] straight on strided views of qkv, and a softmax kernel.
 
-The views need no gather and no scatter: NumPy hands OpenBLAS the row stride. Only rotary embedding costs a copy (of q and k).
+The views need no gather and no scatter: NumPy hands OpenBLAS the row stride. Bias and rotary embedding are done in place.
 Softmax and its backward touch the causal half only. Shape suffixes: B rows, T positions, H heads, D head width, Z = B * H.
 """
 
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dcnr.backends.base import Rope
+from dcnr.backends.cpu.activation import add_bias, column_sums
 from dcnr.backends.cpu.casts import narrow, wide
 from dcnr.backends.cpu.embedding import rotate_kernel, turns
 from dcnr.backends.cpu.functions import F4, exp, largest
@@ -77,17 +78,19 @@ def heads_of(x_BTF: Floats, parts: int, heads: int) -> Floats:
     return x_BTF.reshape(rows, positions, parts, heads, columns // (parts * heads)).transpose(2, 0, 3, 1, 4)
 
 
-def attention(pool: Pool, qkv: Floats, heads: int, causal: bool, rope: Rope | None) -> tuple[Floats, tuple[Floats, ...]]:
-    """See `Backend.attention`. Keeps float32 qkv with q and k turned, and the probabilities [B, H, T, T]."""
+def attention(
+    pool: Pool, qkv: Floats, bias_F: Floats | None, heads: int, causal: bool, rope: Rope | None
+) -> tuple[Floats, tuple[Floats, ...]]:
+    """See `Backend.attention`. Keeps float32 qkv with its bias, q and k turned, and the probabilities [B, H, T, T]."""
     rows, positions, columns = qkv.shape
     width = columns // (3 * heads)
     x_BTF = wide(pool, qkv)
+    flat = x_BTF.reshape(-1, columns)
+    if bias_F is not None:
+        add_bias(flat, wide(pool, bias_F))
     if rope is not None:
         cos, sin = turns(rope, positions, width, False)
-        turned = pool.empty(x_BTF.shape)
-        np.copyto(turned[..., 2 * heads * width :], x_BTF[..., 2 * heads * width :])
-        rotate_kernel(x_BTF.reshape(-1, columns), cos, sin, 2 * heads, turned.reshape(-1, columns))
-        x_BTF = turned
+        rotate_kernel(flat, cos, sin, 2 * heads, flat)
     q, k, v = heads_of(x_BTF, 3, heads)
     p = pool.empty((rows, heads, positions, positions))
     np.matmul(q, k.swapaxes(2, 3), out=p)
@@ -97,7 +100,16 @@ def attention(pool: Pool, qkv: Floats, heads: int, causal: bool, rope: Rope | No
     return narrow(pool, o, qkv.dtype), (x_BTF, p)
 
 
-def attention_backward(pool: Pool, do: Floats, saved: tuple[Floats, ...], heads: int, causal: bool, rope: Rope | None) -> Floats:
+def attention_backward(
+    pool: Pool,
+    do: Floats,
+    saved: tuple[Floats, ...],
+    heads: int,
+    causal: bool,
+    rope: Rope | None,
+    into_bias: Floats | None,
+    accumulate: bool,
+) -> Floats:
     """See `Backend.attention_backward`."""
     x_BTF, p = saved
     _, positions, columns = x_BTF.shape
@@ -113,8 +125,10 @@ def attention_backward(pool: Pool, do: Floats, saved: tuple[Floats, ...], heads:
     softmax_backward_kernel(p.reshape(shape), ds.reshape(shape), 1.0 / math.sqrt(width), causal)
     np.matmul(ds, k, out=dq)
     np.matmul(ds.swapaxes(2, 3), q, out=dk)
+    flat = dqkv.reshape(-1, columns)
     if rope is not None:
         cos, sin = turns(rope, positions, width, True)
-        flat = dqkv.reshape(-1, columns)
         rotate_kernel(flat, cos, sin, 2 * heads, flat)
+    if into_bias is not None:
+        column_sums(flat, into_bias, accumulate)
     return narrow(pool, dqkv, do.dtype)

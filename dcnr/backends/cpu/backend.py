@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dcnr.backends.base import Activation, AdamStep, DeviceMemory, Philox, Precision, Rope, SgdStep
+from dcnr.backends.base import Activation, AdamStep, DeviceMemory, Philox, Precision, Rope, Scalar, SgdStep
 from dcnr.backends.blas import limit_blas
 from dcnr.backends.cpu import activation, arrays, attention, casts, cost, embedding, linear, norm, optimizer, random
 from dcnr.backends.cpu.pool import Pool, total_memory
 from dcnr.backends.dtypes import dtype_of
+from dcnr.backends.host import HostOps
 from dcnr.errors import BackendUnavailable
 
 Array = npt.NDArray[Any]
@@ -29,7 +30,7 @@ def storage(precision: Precision) -> np.dtype[Any]:
     return dtype_of(precision)
 
 
-class CpuBackend:
+class CpuBackend(HostOps):
     """OpenBLAS products and Numba kernels on pooled memory."""
 
     name = "cpu"
@@ -41,9 +42,6 @@ class CpuBackend:
 
     def memory(self) -> DeviceMemory:
         return DeviceMemory(total_memory(), self._pool.held)
-
-    def synchronize(self) -> None:
-        """Nothing is ever pending."""
 
     # -- arrays ---------------------------------------------------------------------------------------------------
 
@@ -83,7 +81,7 @@ class CpuBackend:
         return linear.linear(self._pool, x_RI, w_OI, b_O, activation)
 
     def linear_backward(
-        self, dy_RO: Array, x_RI: Array, w_OI: Array, pre_RO: Array | None, activation: Activation | None,
+        self, dy_RO: Array, x_RI: Array, w_OI: Array, b_O: Array | None, pre_RO: Array | None, activation: Activation | None,
         into_w: Array, into_b: Array | None, accumulate: bool, need_dx: bool,
     ) -> Array | None:  # fmt: skip
         return linear.linear_backward(self._pool, dy_RO, x_RI, w_OI, pre_RO, activation, into_w, into_b, accumulate, need_dx)
@@ -122,35 +120,52 @@ class CpuBackend:
     ) -> Array:  # fmt: skip
         return norm.layernorm_backward(self._pool, dy_RD, x_RD, g_D, mean_R, rstd_R, into_g, into_b, accumulate)
 
+    def residual_norm(
+        self, x_RD: Array, bias_D: Array | None, residual_RD: Array, rate: float, rng: Philox | None,
+        g_D: Array, b_D: Array | None, eps: float,
+    ) -> tuple[Array, Array, Array, Array]:  # fmt: skip
+        return norm.residual_norm(self._pool, x_RD, bias_D, residual_RD, rate, rng, g_D, b_D, eps)
+
+    def residual_norm_backward(
+        self, dy_RD: Array, dsum_RD: Array | None, sum_RD: Array, rate: float, rng: Philox | None,
+        g_D: Array, mean_R: Array, rstd_R: Array, into_bias: Array | None, into_g: Array, into_b: Array | None, accumulate: bool,
+    ) -> tuple[Array, Array]:  # fmt: skip
+        return norm.residual_norm_backward(
+            self._pool, dy_RD, dsum_RD, sum_RD, rate, rng, g_D, mean_R, rstd_R, into_bias, into_g, into_b, accumulate
+        )
+
     def embedding(self, ids_BT: Array, w_VD: Array, positions_TD: Array | None, precision: Precision) -> Array:
         return embedding.embedding(self._pool, ids_BT, w_VD, positions_TD, storage(precision))
 
     def embedding_backward(self, dy_BTD: Array, ids_BT: Array, into_w: Array, into_positions: Array | None, accumulate: bool) -> None:
         embedding.embedding_backward(self._pool, dy_BTD, ids_BT, into_w, into_positions, accumulate)
 
-    def attention(self, qkv_BTF: Array, heads: int, causal: bool, rope: Rope | None) -> tuple[Array, tuple[Array, ...]]:
-        return attention.attention(self._pool, qkv_BTF, heads, causal, rope)
+    def attention(
+        self, qkv_BTF: Array, bias_F: Array | None, heads: int, causal: bool, rope: Rope | None
+    ) -> tuple[Array, tuple[Array, ...]]:
+        return attention.attention(self._pool, qkv_BTF, bias_F, heads, causal, rope)
 
     def attention_backward(
-        self, do_BTD: Array, qkv_BTF: Array, o_BTD: Array, saved: tuple[Array, ...], heads: int, causal: bool, rope: Rope | None
-    ) -> Array:
-        return attention.attention_backward(self._pool, do_BTD, saved, heads, causal, rope)
+        self, do_BTD: Array, o_BTD: Array, bias_F: Array | None, saved: tuple[Array, ...], heads: int, causal: bool, rope: Rope | None,
+        into_bias: Array | None, accumulate: bool,
+    ) -> Array:  # fmt: skip
+        return attention.attention_backward(self._pool, do_BTD, saved, heads, causal, rope, into_bias, accumulate)
 
     # -- costs ----------------------------------------------------------------------------------------------------
 
-    def cross_entropy(self, logits_RV: Array, targets_R: Array, weight: float, grad_scale: float) -> tuple[float, Array]:
+    def cross_entropy(self, logits_RV: Array, targets_R: Array, weight: Scalar, grad_scale: Scalar) -> tuple[Scalar, Array]:
         return cost.cross_entropy(self._pool, logits_RV, targets_R, weight, grad_scale)
 
-    def cross_entropy_of_probabilities(self, p_RV: Array, targets_R: Array, weight: float, grad_scale: float) -> tuple[float, Array]:
+    def cross_entropy_of_probabilities(self, p_RV: Array, targets_R: Array, weight: Scalar, grad_scale: Scalar) -> tuple[Scalar, Array]:
         return cost.cross_entropy_of_probabilities(self._pool, p_RV, targets_R, weight, grad_scale)
 
-    def mean_squared_error(self, x: Array, target: Array, weight: float, grad_scale: float) -> tuple[float, Array]:
+    def mean_squared_error(self, x: Array, target: Array, weight: Scalar, grad_scale: Scalar) -> tuple[Scalar, Array]:
         return cost.mean_squared_error(self._pool, x, target, weight, grad_scale)
 
     def lm_head_cross_entropy(
-        self, x_RD: Array, w_VD: Array, b_V: Array | None, targets_R: Array, weight: float, grad_scale: float,
+        self, x_RD: Array, w_VD: Array, b_V: Array | None, targets_R: Array, weight: Scalar, grad_scale: Scalar,
         into_w: Array | None, into_b: Array | None, accumulate: bool,
-    ) -> tuple[float, Array | None]:  # fmt: skip
+    ) -> tuple[Scalar, Array | None]:  # fmt: skip
         return cost.lm_head_cross_entropy(self._pool, x_RD, w_VD, b_V, targets_R, weight, grad_scale, into_w, into_b, accumulate)
 
     # -- optimizer ------------------------------------------------------------------------------------------------

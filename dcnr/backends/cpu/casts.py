@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dcnr.backends.cpu.jit import exact, kernel
+from dcnr.backends.cpu.jit import exact, inner, kernel
 from dcnr.backends.cpu.pool import Pool
 from dcnr.backends.dtypes import dtype_of
 from dcnr.errors import BackendUnavailable
@@ -47,6 +47,17 @@ def to_float16(u: np.uint32) -> np.uint16:
     return np.uint16(U4(U4(u >> U4(16)) & U4(0x8000)) | r)
 
 
+@exact
+def from_float16(h: np.uint32) -> np.uint32:
+    """The bits of float16 -> the bits of float32."""
+    sign = U4((h & U4(0x8000)) << U4(16))
+    # 2**112 re-bases the exponent, for normal and subnormal numbers alike.
+    f = U4((h & U4(0x7FFF)) << U4(13)).view(np.float32) * U4(0x77800000).view(np.float32)
+    bits = np.float32(f).view(np.uint32)
+    special = (h & U4(0x7C00)) == U4(0x7C00)
+    return U4(sign | (U4(0x7F800000) | U4((h & U4(0x3FF)) << U4(13)) if special else bits))
+
+
 @kernel("void(i8, f4[::1], u2[::1])")
 def narrow_kernel(kind: int, x: Floats, y: Floats) -> None:
     u = x.view(np.uint32)
@@ -66,13 +77,19 @@ def widen_kernel(kind: int, x: Floats, y: Floats) -> None:
             u[i] = U4(U4(x[i]) << U4(16))
         return
     for i in range(x.size):
-        h = U4(x[i])
-        sign = U4((h & U4(0x8000)) << U4(16))
-        # 2**112 re-bases the exponent, for normal and subnormal numbers alike.
-        f = U4((h & U4(0x7FFF)) << U4(13)).view(np.float32) * U4(0x77800000).view(np.float32)
-        bits = np.float32(f).view(np.uint32)
-        special = (h & U4(0x7C00)) == U4(0x7C00)
-        u[i] = U4(sign | (U4(0x7F800000) | U4((h & U4(0x3FF)) << U4(13)) if special else bits))
+        u[i] = from_float16(U4(x[i]))
+
+
+@inner
+def round_run(kind: int, x: Floats) -> None:
+    """Float32 `x`, rounded as if it had been stored in `kind` and read again."""
+    u = x.view(np.uint32)
+    if kind == LOW_FLOAT16:
+        for i in range(u.size):
+            u[i] = from_float16(U4(to_float16(u[i])))
+    elif kind == LOW_BFLOAT16:
+        for i in range(u.size):
+            u[i] = U4(U4(to_bfloat16(u[i])) << U4(16))
 
 
 def low_kind(dtype: np.dtype[Any]) -> int:

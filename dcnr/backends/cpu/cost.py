@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dcnr.backends.base import Scalar
 from dcnr.backends.cpu.activation import add_bias, column_sums
 from dcnr.backends.cpu.casts import narrow, wide
 from dcnr.backends.cpu.embedding import flat_ids
@@ -109,7 +110,7 @@ def squared_error_of_ids_kernel(x_RV: Array, targets_R: Array, scale: float, d_R
     return loss
 
 
-def cross_entropy(pool: Pool, logits: Array, targets: Array, weight: float, grad_scale: float) -> tuple[float, Array]:
+def cross_entropy(pool: Pool, logits: Array, targets: Array, weight: Scalar, grad_scale: Scalar) -> tuple[Scalar, Array]:
     """See `Backend.cross_entropy`."""
     vocabulary = logits.shape[-1]
     d = pool.empty(logits.shape)
@@ -118,7 +119,7 @@ def cross_entropy(pool: Pool, logits: Array, targets: Array, weight: float, grad
     return weight * loss, narrow(pool, d, logits.dtype)
 
 
-def cross_entropy_of_probabilities(pool: Pool, p: Array, targets: Array, weight: float, grad_scale: float) -> tuple[float, Array]:
+def cross_entropy_of_probabilities(pool: Pool, p: Array, targets: Array, weight: Scalar, grad_scale: Scalar) -> tuple[Scalar, Array]:
     """See `Backend.cross_entropy_of_probabilities`."""
     vocabulary = p.shape[-1]
     d = pool.empty(p.shape)
@@ -127,7 +128,7 @@ def cross_entropy_of_probabilities(pool: Pool, p: Array, targets: Array, weight:
     return weight * loss, narrow(pool, d, p.dtype)
 
 
-def mean_squared_error(pool: Pool, x: Array, target: Array, weight: float, grad_scale: float) -> tuple[float, Array]:
+def mean_squared_error(pool: Pool, x: Array, target: Array, weight: Scalar, grad_scale: Scalar) -> tuple[Scalar, Array]:
     """See `Backend.mean_squared_error`."""
     features = x.shape[-1]
     d = pool.empty(x.shape)
@@ -145,12 +146,12 @@ def lm_head_cross_entropy(
     w_VD: Array,
     b_V: Array | None,
     targets: Array,
-    weight: float,
-    grad_scale: float,
+    weight: Scalar,
+    grad_scale: Scalar,
     into_w: Array | None,
     into_b: Array | None,
     accumulate: bool,
-) -> tuple[float, Array | None]:
+) -> tuple[Scalar, Array | None]:
     """See `Backend.lm_head_cross_entropy`."""
     vocabulary, width = w_VD.shape
     x_RD, w4_VD = wide(pool, x).reshape(-1, width), wide(pool, w_VD)

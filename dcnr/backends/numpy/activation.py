@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
-from dcnr.backends.base import Activation, HostArray, Philox
+from dcnr.backends.base import Activation, HostArray, Philox, dropout_scale
 from dcnr.backends.numpy.random import keep_mask
 from dcnr.backends.numpy.wide import like, quiet, wide
 
@@ -53,6 +52,11 @@ def activate_backward(kind: Activation, dy: HostArray, x: HostArray) -> HostArra
             return np.concatenate([dy * gate * sigmoid(gate), dy * value * _silu_slope(gate)], axis=-1)
 
 
+def dropped(x: HostArray, rate: float, rng: Philox) -> HostArray:
+    """Dropout, in the dtype of `x`."""
+    return np.where(keep_mask(x, rate, rng), x * dropout_scale(rate), x.dtype.type(0))
+
+
 def _silu_slope(x: HostArray) -> HostArray:
     s = sigmoid(x)
     return np.asarray(s * (1 + x * (1 - s)))
@@ -73,8 +77,8 @@ class ActivationOps:
 
     @quiet
     def dropout(self, x: HostArray, rate: float, rng: Philox, residual: HostArray | None = None) -> HostArray:
-        """keep * x / (1 - rate) (+ residual)."""
-        y: npt.NDArray[np.floating] = np.where(keep_mask(x, rate, rng), wide(x) * (1 / (1 - rate)), 0)
+        """keep * x * dropout_scale(rate) (+ residual)."""
+        y = dropped(wide(x), rate, rng)
         return like(y if residual is None else y + wide(residual), x)
 
     def random_mask(self, x: HostArray, rate: float, rng: Philox) -> HostArray:

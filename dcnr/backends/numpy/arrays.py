@@ -20,9 +20,6 @@ class ArrayOps:
         """The machine's memory, and this process's resident part."""
         return DeviceMemory(int(psutil.virtual_memory().total), int(psutil.Process().memory_info().rss))
 
-    def synchronize(self) -> None:
-        """Every operation is done when it returns."""
-
     @quiet
     def from_host(self, x: HostArray, precision: Precision | None = None) -> HostArray:
         """A copy; integers become int64, floats `precision` if one is given."""

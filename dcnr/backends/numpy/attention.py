@@ -11,25 +11,27 @@ import numpy as np
 
 from dcnr.backends.base import HostArray, Rope
 from dcnr.backends.numpy.embedding import rotate
-from dcnr.backends.numpy.wide import like, quiet, wide
+from dcnr.backends.numpy.wide import like, quiet, wide, write
 
 
 class AttentionOps:
     """Attention over all of q, of k, of v in the columns of one array."""
 
     @quiet
-    def attention(self, qkv_BTF: HostArray, heads: int, causal: bool, rope: Rope | None) -> tuple[HostArray, tuple[HostArray, ...]]:
-        """Nothing is saved."""
-        q, k, v = _heads(wide(qkv_BTF), heads, rope)
-        return like(_merged(_probabilities(q, k, causal) @ v), qkv_BTF), ()
+    def attention(
+        self, qkv_BTF: HostArray, bias_F: HostArray | None, heads: int, causal: bool, rope: Rope | None
+    ) -> tuple[HostArray, tuple[HostArray, ...]]:
+        """Saves qkv as it came."""
+        q, k, v = _heads(_biased(qkv_BTF, bias_F), heads, rope)
+        return like(_merged(_probabilities(q, k, causal) @ v), qkv_BTF), (qkv_BTF,)
 
     @quiet
     def attention_backward(
-        self, do_BTD: HostArray, qkv_BTF: HostArray, o_BTD: HostArray, saved: tuple[HostArray, ...],
-        heads: int, causal: bool, rope: Rope | None,
+        self, do_BTD: HostArray, o_BTD: HostArray, bias_F: HostArray | None, saved: tuple[HostArray, ...],
+        heads: int, causal: bool, rope: Rope | None, into_bias: HostArray | None, accumulate: bool,
     ) -> HostArray:  # fmt: skip
-        """Through the weighted sum, the softmax, the scores and the rotation."""
-        q, k, v = _heads(wide(qkv_BTF), heads, rope)
+        """Through the weighted sum, the softmax, the scores, the rotation and the bias."""
+        q, k, v = _heads(_biased(saved[0], bias_F), heads, rope)
         p_BHTS = _probabilities(q, k, causal)
         do_BHTD = _split(wide(do_BTD), heads)
         dp_BHTS = do_BHTD @ v.swapaxes(-1, -2)
@@ -37,7 +39,14 @@ class AttentionOps:
         dq, dk, dv = ds_BHTS @ k, ds_BHTS.swapaxes(-1, -2) @ q, p_BHTS.swapaxes(-1, -2) @ do_BHTD
         if rope is not None:
             dq, dk = rotate(dq, rope, backward=True), rotate(dk, rope, backward=True)
-        return like(np.concatenate([_merged(dq), _merged(dk), _merged(dv)], axis=-1), do_BTD)
+        dqkv_BTF = np.concatenate([_merged(dq), _merged(dk), _merged(dv)], axis=-1)
+        if into_bias is not None:
+            write(into_bias, dqkv_BTF.sum(axis=(0, 1)), accumulate)
+        return like(dqkv_BTF, do_BTD)
+
+
+def _biased(qkv_BTF: HostArray, bias_F: HostArray | None) -> HostArray:
+    return wide(qkv_BTF) if bias_F is None else wide(qkv_BTF) + wide(bias_F)
 
 
 def _heads(qkv_BTF: HostArray, heads: int, rope: Rope | None) -> tuple[HostArray, HostArray, HostArray]:

@@ -6,6 +6,7 @@ It is itself checked by finite differences in float64 (`tests/nodes`).
 from __future__ import annotations
 
 from dcnr.backends.blas import limit_blas
+from dcnr.backends.host import HostOps
 from dcnr.backends.numpy.activation import ActivationOps
 from dcnr.backends.numpy.arrays import ArrayOps
 from dcnr.backends.numpy.attention import AttentionOps
@@ -16,7 +17,7 @@ from dcnr.backends.numpy.norm import NormOps
 from dcnr.backends.numpy.optimizer import OptimizerOps
 
 
-class NumpyBackend(ArrayOps, LinearOps, ActivationOps, NormOps, EmbeddingOps, AttentionOps, CostOps, OptimizerOps):
+class NumpyBackend(HostOps, ArrayOps, LinearOps, ActivationOps, NormOps, EmbeddingOps, AttentionOps, CostOps, OptimizerOps):
     """All families together. Loading it leaves the process one BLAS thread."""
 
     name = "numpy"

@@ -1,10 +1,10 @@
-"""Costs: the loss as a float and its gradient at once. Legend: `dcnr.backends.base`."""
+"""Costs: the loss as a number and its gradient at once. Legend: `dcnr.backends.base`."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from dcnr.backends.base import HostArray, is_integer
+from dcnr.backends.base import HostArray, Scalar, is_integer
 from dcnr.backends.numpy.wide import like, quiet, wide, write
 
 TILE = 512
@@ -39,15 +39,15 @@ class CostOps:
     """`weight` is in the loss and in the gradient, `grad_scale` in the gradient alone."""
 
     @quiet
-    def cross_entropy(self, logits_RV: HostArray, targets_R: HostArray, weight: float, grad_scale: float) -> tuple[float, HostArray]:
+    def cross_entropy(self, logits_RV: HostArray, targets_R: HostArray, weight: Scalar, grad_scale: Scalar) -> tuple[Scalar, HostArray]:
         """Of logits."""
         total, grad = cross_entropy(wide(logits_RV), targets_R, weight * grad_scale)
         return weight * total, like(grad, logits_RV)
 
     @quiet
     def cross_entropy_of_probabilities(
-        self, p_RV: HostArray, targets_R: HostArray, weight: float, grad_scale: float
-    ) -> tuple[float, HostArray]:
+        self, p_RV: HostArray, targets_R: HostArray, weight: Scalar, grad_scale: Scalar
+    ) -> tuple[Scalar, HostArray]:
         """-log max(p, 1e-12); below that the gradient is zero."""
         rows = np.arange(len(targets_R))
         counted = targets_R >= 0
@@ -59,7 +59,7 @@ class CostOps:
         return weight * _sum(-np.log(bounded), counted), like(_only(grad, counted), p_RV)
 
     @quiet
-    def mean_squared_error(self, x: HostArray, target: HostArray, weight: float, grad_scale: float) -> tuple[float, HostArray]:
+    def mean_squared_error(self, x: HostArray, target: HostArray, weight: Scalar, grad_scale: Scalar) -> tuple[Scalar, HostArray]:
         """Mean over features, sum over rows."""
         x_RV = wide(x).reshape(-1, x.shape[-1])
         counted = np.ones(len(x_RV), bool)
@@ -75,9 +75,9 @@ class CostOps:
 
     @quiet
     def lm_head_cross_entropy(
-        self, x_RD: HostArray, w_VD: HostArray, b_V: HostArray | None, targets_R: HostArray, weight: float, grad_scale: float,
+        self, x_RD: HostArray, w_VD: HostArray, b_V: HostArray | None, targets_R: HostArray, weight: Scalar, grad_scale: Scalar,
         into_w: HostArray | None, into_b: HostArray | None, accumulate: bool,
-    ) -> tuple[float, HostArray | None]:  # fmt: skip
+    ) -> tuple[Scalar, HostArray | None]:  # fmt: skip
         """Logits of `TILE` tokens at a time."""
         w = wide(w_VD)
         total = 0.0

@@ -25,10 +25,10 @@ class LinearOps:
 
     @quiet
     def linear_backward(
-        self, dy_RO: HostArray, x_RI: HostArray, w_OI: HostArray, pre_RO: HostArray | None, activation: Activation | None,
-        into_w: HostArray, into_b: HostArray | None, accumulate: bool, need_dx: bool,
+        self, dy_RO: HostArray, x_RI: HostArray, w_OI: HostArray, b_O: HostArray | None, pre_RO: HostArray | None,
+        activation: Activation | None, into_w: HostArray, into_b: HostArray | None, accumulate: bool, need_dx: bool,
     ) -> HostArray | None:  # fmt: skip
-        """dx = dy w, dw = dy^T x, db = column sums, after the activation's own backward."""
+        """dx = dy w, dw = dy^T x, db = column sums, after the activation's own backward. `pre` has the bias in it."""
         if activation is not None and pre_RO is not None:
             d_RO = wide(like(activate_backward(activation, wide(dy_RO), wide(pre_RO)), dy_RO))
         else:

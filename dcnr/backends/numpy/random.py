@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dcnr.backends.base import HostArray, Philox
+from dcnr.backends.base import HostArray, Philox, dropout_threshold
 
 Words = npt.NDArray[np.uint32]
 
@@ -34,19 +34,20 @@ def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[int, int])
     return c0, c1, c2, c3
 
 
-def words(rng: Philox, count: int) -> Words:
-    """The words of elements rng.offset, …, rng.offset + count - 1; `base.Philox` says which counter serves which element."""
-    first, last = rng.offset >> 6, (rng.offset + count - 1) >> 6
-    c = (np.arange(first, last + 1, dtype=np.uint64)[:, None] << np.uint64(4)) | np.arange(16, dtype=np.uint64)
+def halves(rng: Philox, count: int) -> npt.NDArray[np.uint16]:
+    """The 16 bits of elements rng.offset, …, rng.offset + count - 1; `base.Philox` says which block serves which element."""
+    first, last = rng.offset >> 3, (rng.offset + count - 1) >> 3
+    c = np.arange(first, last + 1, dtype=np.uint64)
     stream, step = (np.full(c.shape, value & _LOW, np.uint32) for value in (rng.stream, rng.step))
-    block = philox4x32((_low(c), _high(c), stream, step), (rng.seed & _LOW, (rng.seed >> 32) & _LOW))
-    start = rng.offset - (first << 6)
-    return np.stack(block, axis=1).reshape(-1)[start : start + count]
+    words = np.stack(philox4x32((_low(c), _high(c), stream, step), (rng.seed & _LOW, (rng.seed >> 32) & _LOW)), axis=-1)
+    of_words = np.stack([words & np.uint32(0xFFFF), words >> np.uint32(16)], axis=-1).astype(np.uint16)
+    start = rng.offset - (first << 3)
+    return of_words.reshape(-1)[start : start + count]
 
 
 def keep_mask(x: HostArray, rate: float, rng: Philox) -> npt.NDArray[np.bool_]:
     """Which elements of `x` stay: a share of 1 - rate."""
-    return (words(rng, x.size) >= np.uint32(int(rate * 2.0**32))).reshape(x.shape)
+    return (halves(rng, x.size) >= dropout_threshold(rate)).reshape(x.shape)
 
 
 def _high(product: npt.NDArray[np.uint64]) -> Words:

@@ -89,7 +89,11 @@ class ShmLane:
 
     def serves(self, to: PNodeId, nbytes: int) -> bool:
         """Tensors worth it, to our own host."""
-        return nbytes >= SHM_FROM and self._hosts.get(to) == self._host and to not in self._given_up
+        return nbytes >= SHM_FROM and self.reaches(to)
+
+    def reaches(self, to: PNodeId) -> bool:
+        """Whether we seem to share memory."""
+        return self._hosts.get(to) == self._host and to not in self._given_up
 
     async def send(self, to: PNodeId, hop: Hop, data: Bytes) -> asyncio.Future[None]:
         """Copy into the ring, waiting for room, and publish the header."""

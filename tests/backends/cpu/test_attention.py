@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dcnr.backends.base import Backend, Precision, Rope
-from tests.backends.cpu.pair import CPU, SIZES, STORED, draw, same
+from tests.backends.cpu.pair import CPU, SIZES, STORED, accumulators, draw, same
 
 
 @pytest.mark.parametrize("precision", STORED)
@@ -17,29 +17,33 @@ from tests.backends.cpu.pair import CPU, SIZES, STORED, draw, same
 @pytest.mark.parametrize(("heads", "width"), [(1, 2), (3, 6), (5, 34)])
 @pytest.mark.parametrize("positions", SIZES)
 def test_forward_and_backward(positions: int, heads: int, width: int, causal: bool, rope: Rope | None, precision: Precision) -> None:
-    """o and dqkv. The backward of both starts from the same o."""
+    """o, dqkv and the gradient of the bias, written and then added to. Also without a bias."""
 
     def operation(backend: Backend, put: Any) -> tuple[Any, ...]:
-        qkv = put(draw(2, positions, 3 * heads * width))
-        o, saved = backend.attention(qkv, heads, causal, rope)
-        do = put(draw(2, positions, heads * width, seed=1))
-        return o, backend.attention_backward(do, qkv, o, saved, heads, causal, rope)
+        columns = 3 * heads * width
+        b, do = put(0.5 * draw(columns)), put(draw(2, positions, heads * width, seed=1))
+        (into_b,) = accumulators(backend, (columns,))
+        o, saved = backend.attention(put(draw(2, positions, columns)), b, heads, causal, rope)
+        dqkv = backend.attention_backward(do, o, b, saved, heads, causal, rope, into_b, False)
+        backend.attention_backward(do, o, b, saved, heads, causal, rope, into_b, True)
+        bare, saved = backend.attention(put(draw(2, positions, columns)), None, heads, causal, rope)
+        return o, dqkv, into_b, bare, backend.attention_backward(do, bare, None, saved, heads, causal, rope, None, False)
 
     same(operation, precision)
 
 
 def test_an_odd_head_width_without_rope() -> None:
     """Only rotary embedding needs pairs."""
-    same(lambda backend, put: (backend.attention(put(draw(3, 33, 3 * 7)), 1, True, None)[0],))
+    same(lambda backend, put: (backend.attention(put(draw(3, 33, 3 * 7)), None, 1, True, None)[0],))
 
 
 @pytest.mark.parametrize("positions", [7, 33, 64])
 def test_the_future_is_not_seen(positions: int) -> None:
     """Even a NaN at the last position leaves the earlier ones alone, and reaches its own."""
     qkv = draw(1, positions, 3 * 8)
-    clean = CPU.attention(CPU.from_host(qkv), 2, True, None)[0]
+    clean = CPU.attention(CPU.from_host(qkv), None, 2, True, None)[0]
     qkv[0, -1, 8:16] = np.nan  # keys of the last position
-    o = CPU.attention(CPU.from_host(qkv), 2, True, None)[0]
+    o = CPU.attention(CPU.from_host(qkv), None, 2, True, None)[0]
     np.testing.assert_array_equal(o[0, :-1], clean[0, :-1])
     assert np.isnan(o[0, -1]).all()
 
@@ -49,10 +53,10 @@ def test_overflow_gets_through(bad: float) -> None:
     """An infinite score makes its row NaN, as the definition does."""
     qkv = draw(1, 33, 3 * 4)
     qkv[0, 5, 4] = bad
-    o = CPU.attention(CPU.from_host(qkv), 1, False, None)[0]
+    o = CPU.attention(CPU.from_host(qkv), None, 1, False, None)[0]
     assert not np.isfinite(o).all()
 
 
 def test_large_scores_do_not_overflow() -> None:
     """The largest score of a row is subtracted first."""
-    same(lambda backend, put: (backend.attention(put(100 * draw(2, 33, 3 * 16)), 2, True, None)[0],))
+    same(lambda backend, put: (backend.attention(put(100 * draw(2, 33, 3 * 16)), None, 2, True, None)[0],))

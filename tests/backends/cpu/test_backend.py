@@ -45,10 +45,10 @@ def _layer(backend: Backend, seed: int) -> bytes:
     grad_w, grad_g = backend.zeros((3 * width, width), "float32"), backend.zeros((width,), "float32")
     h, mean, rstd = backend.layernorm(x, g, None, 1e-5)
     qkv, _ = backend.linear(h, w, None)
-    o, saved = backend.attention(qkv, heads, True, Rope(1e4))
+    o, saved = backend.attention(qkv, None, heads, True, Rope(1e4))
     y = backend.dropout(o, 0.1, Philox(7, 8, 9, 64 * seed), x)
-    dqkv = backend.attention_backward(y, qkv, o, saved, heads, True, Rope(1e4))
-    dh = backend.linear_backward(dqkv, h, w, None, None, grad_w, None, False, True)
+    dqkv = backend.attention_backward(y, o, None, saved, heads, True, Rope(1e4), None, False)
+    dh = backend.linear_backward(dqkv, h, w, None, None, None, grad_w, None, False, True)
     dx = backend.layernorm_backward(dh, x, g, mean, rstd, grad_g, None, False)
     return b"".join(backend.to_host(array).tobytes() for array in (y, dx, grad_w, grad_g))
 

@@ -25,8 +25,8 @@ def test_forward_and_backward(rows: int, activation: Activation | None, bias: bo
         dy = put(draw(rows, width, seed=1))
         y, pre = backend.linear(x, w, b, activation)
         into_w, into_b = accumulators(backend, (outputs, inputs), (outputs,))
-        dx = backend.linear_backward(dy, x, w, pre, activation, into_w, into_b if bias else None, False, True)
-        none = backend.linear_backward(dy, x, w, pre, activation, into_w, into_b if bias else None, True, False)
+        dx = backend.linear_backward(dy, x, w, b, pre, activation, into_w, into_b if bias else None, False, True)
+        none = backend.linear_backward(dy, x, w, b, pre, activation, into_w, into_b if bias else None, True, False)
         assert none is None
         return y, pre, dx, into_w, into_b
 

@@ -14,10 +14,11 @@ backend = NumpyBackend()
 @pytest.mark.parametrize("rope", [None, Rope(100.0)])
 @pytest.mark.parametrize("causal", [True, False])
 def test_it_is_what_one_row_at_a_time_gives(causal: bool, rope: Rope | None) -> None:
-    """The textbook's loop over batch, heads and queries."""
+    """The textbook's loop over batch, heads and queries, of qkv with its bias."""
     heads, width, length = 3, 4, 7
-    qkv = np.random.default_rng(3).normal(size=(2, length, 3 * heads * width))
-    o, _ = backend.attention(qkv, heads, causal, rope)
+    qkv, bias = (np.random.default_rng(3).normal(size=(*leading, 3 * heads * width)) for leading in ((2, length), ()))
+    o, _ = backend.attention(qkv, bias, heads, causal, rope)
+    qkv = qkv + bias
     for b in range(2):
         for h in range(heads):
             q, k, v = (qkv[b : b + 1, :, (part * heads + h) * width : (part * heads + h + 1) * width] for part in range(3))
@@ -32,6 +33,6 @@ def test_it_is_what_one_row_at_a_time_gives(causal: bool, rope: Rope | None) -> 
 def test_large_scores_do_not_overflow() -> None:
     """exp(1000) would."""
     qkv = np.full((1, 7, 12), 100, np.float32)
-    o, saved = backend.attention(qkv, 1, True, None)
+    o, saved = backend.attention(qkv, None, 1, True, None)
     np.testing.assert_allclose(o, 100)
-    assert np.isfinite(backend.attention_backward(o, qkv, o, saved, 1, True, None)).all()
+    assert np.isfinite(backend.attention_backward(o, o, None, saved, 1, True, None, None, False)).all()
