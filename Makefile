@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(VENV)/.run
 DEV := $(VENV)/.dev
+GPU_BENCHES := bench/bench_topologies.py bench/bench_gpu_kernels.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu check bench fmt clean
+.PHONY: help demo test test-gpu sanitize-gpu check bench bench-gpu fmt clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -31,7 +32,10 @@ test: check  ## everything: style, types, the whole suite
 	$(BIN)/python -m pytest
 
 test-gpu: $(DEV)  ## what needs an NVIDIA GPU (first: .venv/bin/pip install -e '.[cuda13]', or cuda12)
-	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m pytest -m gpu tests/gpu
+
+sanitize-gpu: $(DEV)  ## small tests under compute-sanitizer, which comes with the CUDA toolkit
+	compute-sanitizer --tool memcheck --error-exitcode 1 $(BIN)/python -m pytest -m gpu --timeout 600 tests/gpu/test_memory.py
 
 check: $(DEV)  ## style, types, architecture
 	$(BIN)/ruff check
@@ -39,8 +43,12 @@ check: $(DEV)  ## style, types, architecture
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
-bench: $(DEV)  ## every benchmark; each prints one table
-	@set -e; for file in bench/bench_*.py; do $(BIN)/python $$file; done
+bench: $(DEV)  ## every benchmark of a machine without a GPU; each prints one table
+	@set -e; for file in $(filter-out $(GPU_BENCHES),$(wildcard bench/bench_*.py)); do $(BIN)/python $$file; done
+
+bench-gpu: $(DEV)  ## the same on an NVIDIA GPU (install the extra first, as for test-gpu)
+	@set -e; for name in 1 2 shakespeare; do $(BIN)/python bench/bench_topologies.py --topology $$name; done
+	$(BIN)/python bench/bench_gpu_kernels.py
 
 fmt: $(DEV)  ## format and mend what can be mended
 	$(BIN)/ruff check --fix

@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 import os
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from cases import CASES, Case, needs
+from cases import CASES, needs
 from turns import Fields, measure, take_turns
 
 from dcnr.agents.commands import Pass
@@ -36,24 +37,27 @@ IN_FLIGHT = 3
 """Steps that are issued before the first of them must be done, as in a session."""
 WARM_UP = 3
 
+Hypers = Mapping[str, str | int | float | bool | None]
+"""Fields of `optim.hyper.Hyper`."""
+
 
 class BareStep:
-    """The whole network of a file on one executor."""
+    """The whole network of a file on one executor, whose shards may run on so many threads."""
 
-    def __init__(self, backend: Backend, case: Case, text: str, batch: int) -> None:
+    def __init__(self, backend: Backend, text: str, batch: int, hyper: Hypers, threads: int) -> None:
         self._backend = backend
-        graph = prepare(load_graph(text, case.file), fuse=True)
+        graph = prepare(load_graph(text, "bench"), fuse=True)
         me = PNodeId("bench")
         half = any("float16" in (node.param_precision, node.activation_precision) for node in graph.nodes)
         scaler = ScalerState(loss_scale=FIRST_LOSS_SCALE if half else 1.0, dynamic=half)
         self._deploy = Deploy(
             network=NetworkId(graph.name), session=SessionId("bench"), epoch=Epoch(1), network_file=text, fuse=True,
-            assignment={node.id: me for node in graph.nodes}, peers=(), hyper=dict(case.hyper), state={**asdict(scaler)},
+            assignment={node.id: me for node in graph.nodes}, peers=(), hyper=dict(hyper), state={**asdict(scaler)},
             seed=1, total_steps=1 << 30, micro_batches=1, batch=batch, step=0, storage="", checkpoint=None, decides=True,
         )  # fmt: skip
         plan = make_plan(self._deploy, me)
         (self._routes,) = plan.routes.segments
-        self._execution = Execution(backend, Crew(os.cpu_count() or 1), self._deploy, plan)
+        self._execution = Execution(backend, Crew(threads), self._deploy, plan)
         self._execution.load(None)
         self._fed = _batches(needs(graph)[0], [(batch, *entry.shape) for entry in self._routes.inputs])
         self._step = 0
@@ -91,7 +95,7 @@ def main() -> None:
     args = parser.parse_args()
     case = CASES[args.network]
     backend = load_backend(args.backend)
-    step = BareStep(backend, case, case.text(args.precision), args.batch or case.batch)
+    step = BareStep(backend, case.text(args.precision), args.batch or case.batch, case.hyper, os.cpu_count() or 1)
     for _ in range(WARM_UP):
         step.run()
     step.wait()

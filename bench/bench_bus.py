@@ -1,13 +1,16 @@
-"""How fast a hop is: latency and throughput between two processes, over each lane, beside a bare nats-py loop with the same window.
+"""How fast a hop is: latency and throughput between two processes, over each lane, beside the least that any program would have to do.
 
     python bench/bench_bus.py
 
-Everything runs against one server of its own, in one go, so that the numbers can be compared with each other; the machine decides the rest.
+Beside chunks: a bare nats-py loop with the same window. Beside TCP: a bare asyncio socket that receives into one array. Beside shared
+memory: one copy within a process. Everything runs against one server of its own, in one go, so that the numbers can be compared with
+each other; the machine decides the rest.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import statistics
 import subprocess
 import sys
@@ -18,6 +21,7 @@ from pathlib import Path
 
 import nats
 import numpy as np
+import structlog
 import uvloop
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -43,6 +47,8 @@ SINK = NodeId("sink")
 BACK = NodeId("back")
 NETWORK = NetworkId("bench")
 NEAR, FAR = PNodeId("near"), PNodeId("far")
+HOSTS = {"chunks": "elsewhere", "tcp": "elsewhere", "shm": "here"}
+"""Where the far end claims to be, so that a lane is taken."""
 
 
 def hop(target: NodeId) -> Hop:
@@ -55,8 +61,8 @@ def info(pnode: PNodeId, host: str) -> PNodeInfo:
     return PNodeInfo(pnode, "1", host, "cpu", "cpu", 0, 0, 1, 0, "0")
 
 
-async def far_end(url: str, host: str) -> None:
-    """The other process: hops to `sink` are taken, hops to `echo` come back; and the bare loop's receiver. Until stdin ends."""
+async def far_end(url: str, lane: str) -> None:
+    """The other process: hops to `sink` are taken, hops to `echo` come back; and the bare receivers. Until stdin ends."""
     bus = await connect(url, "far")
     echoes: asyncio.Queue[Array] = asyncio.Queue()
 
@@ -64,24 +70,67 @@ async def far_end(url: str, host: str) -> None:
         if header.targets[0][0] == ECHO:
             echoes.put_nowait(array)
 
-    transport = HopTransport(bus, FAR, host, on_hop)
+    transport = HopTransport(bus, FAR, HOSTS[lane], on_hop, direct=lane == "tcp")
     transport.set_peers([info(NEAR, "here")])
     await transport.listen(NETWORK, [ECHO, SINK])
     bare = await nats.connect(url)
     await bare_receiver(bare)
+    door = socket.create_server(("127.0.0.1", 0))
+    sink = asyncio.create_task(bare_socket_receiver(door))
 
     async def echo() -> None:
         while True:
             await transport.send(NEAR, hop(BACK), await echoes.get())
 
     task = asyncio.create_task(echo())
-    sys.stdout.write("ready\n")
+    sys.stdout.write(f"{door.getsockname()[1]}\n")
     sys.stdout.flush()
     await asyncio.to_thread(sys.stdin.read)
     task.cancel()
+    sink.cancel()
+    door.close()
     await transport.close()
     await bus.close()
     await bare.close()
+
+
+async def bare_socket_receiver(door: socket.socket) -> None:
+    """Into an array as large as what comes; one byte back for each."""
+    loop = asyncio.get_running_loop()
+    door.setblocking(False)
+    connection, _ = await loop.sock_accept(door)
+    array = np.zeros(max(SIZES_MIB) * MIB, np.uint8)
+    while head := await loop.sock_recv(connection, 8):
+        size = int.from_bytes(head, "little")
+        filled = 0
+        while filled < size:
+            filled += await loop.sock_recv_into(connection, array.data[filled:size])
+        await loop.sock_sendall(connection, b"!")
+    connection.close()
+
+
+async def bare_socket_sender(port: int) -> Callable[[Array], Awaitable[None]]:
+    """Returns a function that sends an array and waits until it is there."""
+    loop = asyncio.get_running_loop()
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.setblocking(False)
+
+    async def send(array: Array) -> None:
+        await loop.sock_sendall(connection, array.nbytes.to_bytes(8, "little"))
+        await loop.sock_sendall(connection, array.view(np.uint8).data)
+        await loop.sock_recv(connection, 1)
+
+    return send
+
+
+def copier() -> Callable[[Array], Awaitable[None]]:
+    """A function that copies an array within this process."""
+    room = np.zeros(max(SIZES_MIB) * MIB, np.uint8)
+
+    async def copy(array: Array) -> None:
+        np.copyto(room[: array.nbytes], array.view(np.uint8))
+
+    return copy
 
 
 async def bare_receiver(client: Client) -> None:
@@ -164,31 +213,31 @@ async def latency(transport: HopTransport, returned: asyncio.Queue[Array], nbyte
     return statistics.median(times), sorted(times)[int(0.99 * PINGS)]
 
 
-async def near_end(url: str, far_host: str, table: Table) -> None:
-    """Measure against a far end that says it is on `far_host`."""
+async def near_end(url: str, lane: str, port: int, table: Table) -> None:
+    """Measure `lane` against a far end with a bare socket at `port`."""
     returned: asyncio.Queue[Array] = asyncio.Queue()
     bus = await connect(url, "near")
-    transport = HopTransport(bus, NEAR, "here", lambda _, array: returned.put_nowait(array))
-    transport.set_peers([info(FAR, far_host)])
+    transport = HopTransport(bus, NEAR, "here", lambda _, array: returned.put_nowait(array), direct=lane == "tcp")
+    transport.set_peers([info(FAR, HOSTS[lane])])
     await transport.listen(NETWORK, [BACK])
-    same = far_host == "here"
-    if not same:
+    bare = await nats.connect(url)
+    if lane == "chunks":
         for nbytes in LATENCY_BYTES:
             median, worst = await latency(transport, returned, nbytes)
             table.add_row(f"hop of {nbytes} bytes, one way", f"{median:.2f} ms", f"p99 {worst:.2f} ms")
-        bare = await nats.connect(url)
-        bare_send = await bare_sender(bare)
+        what, beside, bare_send = "in chunks over NATS", "bare nats-py", await bare_sender(bare)
+    elif lane == "tcp":
+        await transport.met(FAR)
+        what, beside, bare_send = "over TCP", "bare asyncio socket", await bare_socket_sender(port)
+    else:
+        what, beside, bare_send = "through shared memory", "one copy", copier()
     for mib in SIZES_MIB:
         ours = await rate(lambda array: transport.send(FAR, hop(SINK), array), mib)
-        if same:
-            table.add_row(f"{mib} MiB through shared memory", f"{ours:.0f} MB/s", "")
-        else:
-            theirs = await rate(one_at_a_time(bare_send), mib)
-            table.add_row(f"{mib} MiB in chunks over NATS", f"{ours:.0f} MB/s", f"bare nats-py {theirs:.0f} MB/s, {ours / theirs:.2f} x")
+        theirs = await rate(one_at_a_time(bare_send), mib)
+        table.add_row(f"{mib} MiB {what}", f"{ours:.0f} MB/s", f"{beside} {theirs:.0f} MB/s, {ours / theirs:.2f} x")
     await transport.close()
     await bus.close()
-    if not same:
-        await bare.close()
+    await bare.close()
 
 
 def one_at_a_time(send: Callable[[Array], Awaitable[None]]) -> Callable[[Array], Awaitable[None]]:
@@ -203,21 +252,22 @@ def one_at_a_time(send: Callable[[Array], Awaitable[None]]) -> Callable[[Array],
 
 
 async def measure() -> None:
-    """One server, two far ends, one table."""
+    """One server, a far end for each lane, one table."""
     table = Table("what", "DCNR", "beside it", title="bus")
     with tempfile.TemporaryDirectory() as store:
         server = NatsServer(Path(store))
         await server.start()
-        for far_host in ("elsewhere", "here"):
-            command = [sys.executable, __file__, server.url, far_host]
+        for lane in HOSTS:
+            command = [sys.executable, __file__, server.url, lane]
             far = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             assert far.stdout is not None
-            await far.stdout.readline()
-            await near_end(server.url, far_host, table)
+            port = int(await far.stdout.readline())
+            await near_end(server.url, lane, port, table)
             await far.communicate(b"")
         await server.stop()
     Console().print(table)
 
 
 if __name__ == "__main__":
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     uvloop.run(far_end(*sys.argv[1:]) if len(sys.argv) > 1 else measure())

@@ -68,7 +68,7 @@ def one_pass(backend: Backend, length: int) -> Callable[[], object]:
     inputs = tuple(ids for _ in routes.inputs)
     weights = tuple(1.0 if entry.consumers[0].node == NodeId("loss") else 0.0 for entry in routes.inputs)
     job = Pass(deploy.session, deploy.epoch, routes.index, 1, 0, inputs, weights, ())
-    return lambda: execution.run(job)
+    return lambda: execution.run(job)()
 
 
 def microseconds(work: Callable[[], object]) -> float:

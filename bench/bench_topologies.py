@@ -1,13 +1,14 @@
 """Question: is a network of agents as fast as the same network compiled by PyTorch, on one GPU?
 
     python bench/bench_topologies.py [--topology 1|2|shakespeare] [--rounds 2] [--steps N] [--attention portable] [--out FILE.md]
-    python bench/bench_topologies.py --topology 2 --agents 2 --devices 0,1
+    python bench/bench_topologies.py --topology 2 --agents 2 --devices 0,1 --micro-batches 4
     python bench/bench_topologies.py --backend cpu --topology shakespeare --batch 2 --steps 1 --rounds 1     (a trial without a GPU)
 
-Three sides take turns in one process tree, each warm: PyTorch (`reference_torch_gpu.py`), the bare executor (`bare_step.py`, only with
-one agent), and DCNR as it is used: orchestrator, NATS and agents, one session a turn, on real dataset files of random ids. The table has
-medians over the rounds, of the median step and of the mean of all steps back to back; only the latter are compared, since the steps of a
-session overlap. MFU counts the operations of `dcnr network analyze` against the fastest product of this device, measured in the same run.
+Three sides take turns in one process tree, each warm: PyTorch (`reference_torch_gpu.py`), the bare executor (`bare_step.py`, only for
+one agent and one micro-batch), and DCNR as it is used: orchestrator, NATS and agents, one session a turn, on real dataset files of random
+ids. The table has medians over the rounds, of the median step and of the mean of all steps back to back; only the latter are compared,
+since the steps of a session overlap. MFU counts the operations of `dcnr network analyze` against the fastest product of this device,
+measured in the same run.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Options:
     mode: str
     precision: str
     batch: int
+    micro_batches: int
     steps: int
     rounds: int
     agents: int
@@ -88,6 +90,14 @@ class Samples:
         """The same of SM clock (0) and power (1)."""
         values = [value for reading in self.readings if (value := reading[index]) is not None]
         return statistics.median(values) if values else None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Where the VNodes of a session were, and how tensors went between PNodes: (sender, receiver) to (lane, measured MB/s)."""
+
+    homes: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[tuple[str, str], tuple[str, float]] = field(default_factory=dict)
 
 
 class Watch:
@@ -127,16 +137,23 @@ class Product:
         self._options = options
         self._dataset = dataset
         self._turns = 0
-        self.homes: Mapping[str, str] = {}
-        """Where the VNodes of the last session were."""
+        self.spread = Spread()
+        """Of the last session."""
 
     async def turn(self, steps: int) -> Fields:
         """Steps after the first `steps` count: these warm device and pools up."""
         self._turns += 1
         name, watch, warm = SessionId(f"bench-{self._turns}"), Watch(), max(3, steps)
         options = self._options
-        fields = {"steps": warm + steps, "batch": options.batch, "micro_batches": 1, "seed": 1, "hyper": dict(options.case.hyper)}
-        more = {"file": options.text, "file_name": options.case.file, "fuse": True, "pnodes": options.agents, "start": True}
+        fields = {"steps": warm + steps, "batch": options.batch, "micro_batches": options.micro_batches, "seed": 1}
+        more = {
+            "hyper": dict(options.case.hyper),
+            "file": options.text,
+            "file_name": options.case.file,
+            "fuse": True,
+            "pnodes": options.agents,
+            "start": True,
+        }
         network = load_graph(options.text, options.case.file).name
         async with follower(self._bus, name) as one:
             await call(self._bus, "session.create", network=network, dataset=self._dataset, session=name, **fields, **more)
@@ -157,7 +174,11 @@ class Product:
             while True:
                 rows = (await call(self._bus, "pnode.list"))["pnodes"]
                 most[0] = max(most[0], sum(row["memory_used"] for row in rows))
-                self.homes = (await call(self._bus, "session.show", session=session))["assignment"] or self.homes
+                homes = (await call(self._bus, "session.show", session=session))["assignment"]
+                shown = [await call(self._bus, "pnode.show", pnode=row["pnode"]) for row in rows]
+                links = {(row["pnode"], link["peer"]): (link["lane"], link["mb_per_s"]) for row in shown for link in row["links"]}
+                if homes:
+                    self.spread = Spread(homes, links)
                 await asyncio.sleep(ASK_EVERY)
 
         looking = asyncio.ensure_future(look())
@@ -176,14 +197,14 @@ async def compare(options: Options) -> str:
         async with AsyncExitStack() as stack:
             sides: list[Side | Product] = [await stack.enter_async_context(side(TORCH, _torch_command(options), {}))]
             ready = sides[0].ready if isinstance(sides[0], Side) else {}
-            if options.agents == 1:
+            if options.agents == options.micro_batches == 1:
                 sides.append(await stack.enter_async_context(side(BARE, _bare_command(options), _environment(options))))
             os.environ |= _environment(options)  # of the cluster's children
             cluster = await stack.enter_async_context(_cluster(options, data_dir))
             bus = await stack.enter_async_context(connection(cluster.url))
             product = Product(bus, options, dataset)
             samples = await cluster.run_beside(_rounds(options, [*sides, product]), lambda line: print(line, file=sys.stderr))
-            return report(options, ready, samples, product.homes)
+            return report(options, ready, samples, product.spread)
 
 
 def _cluster(options: Options, data_dir: Path) -> LocalCluster:
@@ -226,15 +247,16 @@ async def _rounds(options: Options, sides: list[Side | Product]) -> Mapping[str,
 # -- the report --------------------------------------------------------------------------------------------------------
 
 
-def report(options: Options, ready: Fields, samples: Mapping[str, Samples], homes: Mapping[str, str]) -> str:
-    """Markdown. `homes`: on which PNode each VNode was."""
+def report(options: Options, ready: Fields, samples: Mapping[str, Samples], spread: Spread) -> str:
+    """Markdown."""
     case, graph = options.case, options.case.graph()
     flops = analyze(graph, options.batch).flops_per_row * options.batch
     tokens = options.batch * needs(graph)[1]
     kind = f"PyTorch {ready['torch']} ({options.mode})"
     attention = ", attention without Hopper's instructions" if options.portable else ""
+    split = f", DCNR in {options.micro_batches} micro-batches" if options.micro_batches > 1 else ""
     lines = [
-        f"## {case.file}, batch {options.batch} × {needs(graph)[1]}, {options.precision}{attention}",
+        f"## {case.file}, batch {options.batch} × {needs(graph)[1]}, {options.precision}{attention}{split}",
         "",
         f"{ready['device']}, {_versions()}, commit {_commit()}; {options.rounds} rounds of {options.steps} steps",
         f"one step is {flops / 1e12:.3g} TFLOP; the fastest product of this device, sustained: {ready['ceiling'] / 1e12:.4g} TFLOP/s",
@@ -244,7 +266,7 @@ def report(options: Options, ready: Fields, samples: Mapping[str, Samples], home
         *(_row(kind if name == TORCH else name, one, tokens, flops / ready["ceiling"]) for name, one in samples.items()),
         "",
         *_ratios(samples, kind),
-        *_across(options, homes),
+        *_across(options, spread, _needed(samples[DCNR].median("ms"))),
     ]
     return "\n".join(lines) + "\n"
 
@@ -276,14 +298,21 @@ def _ratios(samples: Mapping[str, Samples], kind: str) -> list[str]:
     return lines
 
 
-def _across(options: Options, homes: Mapping[str, str]) -> list[str]:
-    """What crosses between agents in a step."""
+def _across(options: Options, spread: Spread, step_ms: float) -> list[str]:
+    """What crosses between agents in a step, and how long that takes at the measured rate."""
     if options.agents == 1:
         return []
-    placed = {NodeId(node): PNodeId(pnode) for node, pnode in homes.items()}
-    sent = crossings(prepare(load_graph(options.text, options.case.file), fuse=True), placed, options.batch)
-    nbytes = sum(crossing.forward_bytes + crossing.backward_bytes for crossing in sent)
-    return [f"{len(sent)} tensors cross between {options.agents} agents, there and back {nbytes / 2**20:.1f} MiB a step"]
+    homes = {NodeId(node): PNodeId(pnode) for node, pnode in spread.homes.items()}
+    sent = crossings(prepare(load_graph(options.text, options.case.file), fuse=True), homes, options.batch)
+    lines = []
+    for (sender, receiver), (lane, rate) in sorted(spread.links.items()):
+        nbytes = sum(one.forward_bytes for one in sent if (one.sender, one.receiver) == (sender, receiver))
+        nbytes += sum(one.backward_bytes for one in sent if (one.receiver, one.sender) == (sender, receiver))
+        ms = nbytes / rate / 1e3 if rate else 0.0
+        lines.append(
+            f"{sender} → {receiver}: {nbytes / 2**20:.1f} MiB a step by {lane}, {rate:,.0f} MB/s: {ms:.2f} ms, {ms / step_ms:.0%} of a step"
+        )
+    return [f"{len(sent)} tensors cross between {options.agents} agents", *lines]
 
 
 def _versions() -> str:
@@ -312,6 +341,7 @@ def parse() -> tuple[Options, Path | None]:
     parser.add_argument("--mode", choices=("compile", "eager"), help="of PyTorch (default: compile; eager on the cpu backend)")
     parser.add_argument("--precision", choices=("fp16", "bf16", "float32"))
     parser.add_argument("--batch", type=int)
+    parser.add_argument("--micro-batches", type=int, default=1, help="of DCNR")
     parser.add_argument("--steps", type=int, help="measured steps of a turn")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--agents", type=int, choices=(1, 2), default=1)
@@ -326,6 +356,7 @@ def parse() -> tuple[Options, Path | None]:
         mode=args.mode or ("eager" if host else "compile"),
         precision=args.precision or ("float32" if host else case.precision),
         batch=args.batch or case.batch,
+        micro_batches=args.micro_batches,
         steps=args.steps or case.steps,
         rounds=args.rounds,
         agents=args.agents,

@@ -158,12 +158,15 @@ class CharacterModel:
     dim: int
     context: int
     dropout: float
+    recompute: bool = False
+    """Every block is a group that runs its forward again before its backward."""
     vocab: int = 65
 
     def text(self) -> str:
         """The file."""
+        sizes = f"{self.layers} blocks of {self.heads} heads, width {self.dim}, context {self.context} characters, dropout {self.dropout}"
         draft = Draft([
-            f"# {self.layers} blocks of {self.heads} heads, width {self.dim}, context {self.context} characters, dropout {self.dropout}.",
+            f"# {sizes}{'; blocks are recomputed' if self.recompute else ''}.",
             "# Written by generate.py: change it there.",
             f"name: {self.name}",
             "precision: float32",
@@ -187,26 +190,29 @@ class CharacterModel:
             "costs: [{name: loss, node_id: loss}]",
         ])  # fmt: skip
 
-    def _dropout(self, draft: Draft, name: str, before: str) -> str:
-        return draft.node(name, "dropout", {"rate": self.dropout}, after=before) if self.dropout else before
+    def _dropout(self, draft: Draft, name: str, before: str, group: Config | None = None) -> str:
+        return draft.node(name, "dropout", {"rate": self.dropout, **(group or {})}, after=before) if self.dropout else before
 
     def _block(self, draft: Draft, block: str, before: str) -> str:
         draft.part(block.replace("_", " "))
         std = _branch_std(self.layers)
-        here = draft.node(f"{block}_ln1", "layernorm", {"dim": self.dim, "bias": "false"}, after=before)
+        group: Config = {"colocate_group": block, "recompute": "true"} if self.recompute else {}
+        norm: Config = {"dim": self.dim, "bias": "false", **group}
+        here = draft.node(f"{block}_ln1", "layernorm", norm, after=before)
         here = draft.node(f"{block}_attention", "attention", {
             "dim": self.dim, "num_heads": self.heads, "seq_len": self.context, "position_encoding": "none", "bias": "false",
-            "output_projection": "true", "output_init_std": std,
+            "output_projection": "true", "output_init_std": std, **group,
         }, after=here)  # fmt: skip
-        middle = draft.node(f"{block}_residual_attn", "add", after=self._dropout(draft, f"{block}_attn_dropout", here))
+        middle = draft.node(f"{block}_residual_attn", "add", group, after=self._dropout(draft, f"{block}_attn_dropout", here, group))
         draft.edge(before, middle, to_slot=1)
-        here = draft.node(f"{block}_ln2", "layernorm", {"dim": self.dim, "bias": "false"}, after=middle)
-        here = draft.node(f"{block}_ffn_up", "linear", {"in_dim": self.dim, "out_dim": 4 * self.dim, "bias": "false"}, after=here)
-        here = draft.node(f"{block}_gelu", "gelu", after=here)
+        here = draft.node(f"{block}_ln2", "layernorm", norm, after=middle)
+        wide = 4 * self.dim
+        here = draft.node(f"{block}_ffn_up", "linear", {"in_dim": self.dim, "out_dim": wide, "bias": "false", **group}, after=here)
+        here = draft.node(f"{block}_gelu", "gelu", group, after=here)
         here = draft.node(f"{block}_ffn_down", "linear", {
-            "in_dim": 4 * self.dim, "out_dim": self.dim, "bias": "false", "init_std": std,
+            "in_dim": wide, "out_dim": self.dim, "bias": "false", "init_std": std, **group,
         }, after=here)  # fmt: skip
-        end = draft.node(f"{block}_residual_ffn", "add", after=self._dropout(draft, f"{block}_ffn_dropout", here))
+        end = draft.node(f"{block}_residual_ffn", "add", group, after=self._dropout(draft, f"{block}_ffn_dropout", here, group))
         draft.edge(middle, end, to_slot=1)
         return end
 
@@ -219,6 +225,9 @@ FILES: Mapping[str, Topology | CharacterModel] = {
     "topology_1.yml": Topology(layers=6, seq=128, vocab=10000, on_text=True),
     "topology_2.yml": Topology(layers=8, seq=512, vocab=32768, on_text=False),
     "shakespeare_char.yml": CharacterModel("shakespeare_char", layers=6, heads=6, dim=384, context=256, dropout=0.2),
+    "shakespeare_char_recompute.yml": CharacterModel(
+        "shakespeare_char_recompute", layers=6, heads=6, dim=384, context=256, dropout=0.2, recompute=True
+    ),
     "shakespeare_char_cpu.yml": CharacterModel("shakespeare_char_cpu", layers=4, heads=4, dim=128, context=64, dropout=0.0),
 }
 

@@ -185,14 +185,34 @@ def test_every_file_says_what_it_is(path: Path) -> None:
     assert not tree.body or ast.get_docstring(tree), f"{name_of(path)} does not say what it decides"
 
 
+@pytest.mark.parametrize("path", sources("**/*.cu", "**/*.cuh"), ids=name_of)
+def test_kernels_are_small_and_say_what_they_are(path: Path) -> None:
+    """As Python files; and they include nothing but our own, since no toolkit need be there."""
+    text = path.read_text()
+    assert text.count("\n") <= MAX_FILE_LINES, f"{name_of(path)} has {text.count(chr(10))} lines"
+    assert text.startswith("//"), f"{name_of(path)} does not say what it is"
+    for line in text.splitlines():
+        if line.startswith("#include"):
+            assert line.split()[1].strip('"').endswith((".cuh", "emulator.h")), f"{name_of(path)}: {line}"
+
+
+@pytest.mark.parametrize("path", sources("**/*.py"), ids=name_of)
+def test_only_the_device_imports_cupy(path: Path) -> None:
+    """Operations see a device, so that tests can run them without a GPU."""
+    borders = {SOURCE / "backends" / "cupy" / name for name in ("cuda.py", "copies.py", "probe.py")}
+    for line, name in imports(tree_of(path)):
+        assert path in borders or name.split(".")[0] != "cupy", f"{name_of(path)}:{line}: imports {name}"
+
+
 def test_sources_and_tests_mirror_each_other() -> None:
-    """`dcnr/x/y.py` is tested by `tests/x/test_y.py`, or by a folder of that name."""
+    """`dcnr/x/y.py` is tested by `tests/x/test_y.py`; what only a GPU can run by `tests/gpu/test_y.py`."""
     missing = []
     for path in ALL:
         inner = path.relative_to(SOURCE)
         if inner.name in DECLARATIONS or inner.as_posix() in UNMIRRORED:
             continue
-        if not (TESTS / inner.parent / f"test_{inner.name}").exists():
+        places = [inner.parent, *([Path("gpu")] if inner.parts[:2] == ("backends", "cupy") else [])]
+        if not any((TESTS / place / f"test_{inner.name}").exists() for place in places):
             missing.append(f"tests/{inner.parent.as_posix()}/test_{inner.name}")
     assert not missing, "no tests: " + ", ".join(missing)
 

@@ -31,7 +31,7 @@ from dcnr.backends.base import Array, Backend, HostArray, Precision, Recording, 
 from dcnr.bus.messages import Deploy
 from dcnr.ids import NodeId
 from dcnr.nodes.base import Env, Shape
-from dcnr.optim.decide import ScalerState
+from dcnr.optim.decide import ScalerState, in_order
 from dcnr.optim.hyper import Hyper
 from dcnr.optim.update import StepNumbers
 
@@ -307,7 +307,7 @@ class Execution:
 
 def _sum(losses: Sequence[Scalar]) -> Scalar:
     """Of shards, in order. A device has one shard, whose loss is no Python number."""
-    return losses[0] if len(losses) == 1 else sum(losses)
+    return losses[0] if len(losses) == 1 else in_order(losses)
 
 
 def _cut(rows: int, shards: int) -> list[slice]:

@@ -42,6 +42,7 @@ from dcnr.bus.subjects import Phase
 from dcnr.errors import InvariantError
 from dcnr.ids import NodeId, PNodeId
 from dcnr.network.graph import Consumer, Graph, Port
+from dcnr.optim.decide import in_order
 
 REPEAT_AFTER = 1.0
 """Seconds until a report that had no effect is sent again."""
@@ -307,7 +308,7 @@ class HostedSession:
         """Per cost the sum over its micro-batches in order, and those summed in node order: as the trainer adds them."""
         losses = {(cost, micro): loss for cost, micro, loss in event.losses}
         costs = [cost for routes in self._segments.values() for cost in routes.routes.costs]
-        return sum(sum(losses[key] for key in sorted(losses) if key[0] == cost) for cost in costs)
+        return in_order(in_order(losses[key] for key in sorted(losses) if key[0] == cost) for cost in costs)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,8 @@ from dcnr.network.load import load_graph
 from dcnr.nodes.base import Node
 from dcnr.optim.hyper import Hyper
 from dcnr.passes import prepare
-from dcnr.placement.cost import node_cost
+from dcnr.placement.cost import graph_costs
+from dcnr.placement.memory import most_again
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,11 +32,13 @@ class Plan:
     """All hosted ones."""
     node_bytes: Mapping[NodeId, int]
     """Parameters, optimizer state and activations of each."""
+    again_bytes: int
+    """On top of them, while the largest group with `recompute` runs again."""
 
     @property
     def bytes(self) -> int:
         """Memory that it takes."""
-        return sum(self.node_bytes.values())
+        return sum(self.node_bytes.values()) + self.again_bytes
 
 
 def make_plan(deploy: Deploy, me: PNodeId) -> Plan:
@@ -51,8 +54,10 @@ def make_plan(deploy: Deploy, me: PNodeId) -> Plan:
         raise UserError(f"network '{deploy.network}' has no cost, so there is nothing to train", "add a cost")
     rows = max(last - first for first, last in (micro_rows(deploy.batch, deploy.micro_batches, at) for at in range(deploy.micro_batches)))
     hosted = {name: graph.by_id[name] for name in routes.hosted}
-    node_bytes = {name: node_cost(node, rows, Hyper.model_validate(deploy.hyper).shards).bytes for name, node in hosted.items()}
-    return Plan(graph, routes, {name: instantiate(node) for name, node in hosted.items()}, node_bytes)
+    costs = graph_costs(graph, rows, Hyper.model_validate(deploy.hyper).shards, lambda node: assignment[node.id])
+    node_bytes = {name: costs[name].bytes for name in hosted}
+    again = most_again(graph, {name: costs[name].again_bytes for name in hosted})
+    return Plan(graph, routes, {name: instantiate(node) for name, node in hosted.items()}, node_bytes, again)
 
 
 def micro_rows(batch: int, micro_batches: int, micro: int) -> tuple[int, int]:

@@ -38,6 +38,11 @@ class Runner:
         self._last: Future[None] | None = None
         """What the thread does at the very end, once it is to end."""
 
+    @property
+    def memory_used(self) -> int:
+        """Bytes that the backend holds now; on any thread."""
+        return self._backend.memory().used
+
     def submit(self, job: Job) -> None:
         """Queue a job."""
         self._thread.submit(self._start, job)

@@ -257,8 +257,8 @@ class Service:
             return None
 
     def _beat(self, beat: Beat) -> None:
-        info = replace(self._info, memory_used=sum(hosted.bytes for hosted in beat.hosted))
-        message = Heartbeat(info, beat.hosted, beat.stopping, beat.age)
+        info = replace(self._info, memory_used=self._runner.memory_used)
+        message = Heartbeat(info, beat.hosted, beat.stopping, beat.age, self._transport.links())
         self._outbox.put_nowait((subjects.heartbeat(info.pnode), codec.encode(message)))
         if beat.stopping:
             self._outbox.put_nowait(None)

@@ -98,7 +98,10 @@ class Meet:
 
 @dataclass(frozen=True, slots=True)
 class PNodeInfo:
-    """What a PNode is. `incarnation` changes with every start of the process; `host` is equal for processes that share memory."""
+    """What a PNode is. `incarnation` changes with every start of the process; `host` is equal for processes that share memory.
+
+    Bytes: `memory_total` is what it may hold, `memory_used` what its backend holds now, measured.
+    """
 
     pnode: PNodeId
     incarnation: str
@@ -124,16 +127,27 @@ class Hosted:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerLink:
+    """How large tensors of a PNode go to a peer: over which lane, and how fast, in measured MB/s (0: none went there yet)."""
+
+    pnode: PNodeId
+    lane: str
+    mb_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """Every 0.5 s, with everything a leader needs to know a PNode it never heard of. `stopping` says good-bye.
 
     `age`: seconds since the process started. Of two processes with one name, the younger one gives way when it hears the other.
+    `links`: one for each peer of its sessions.
     """
 
     info: PNodeInfo
     hosted: tuple[Hosted, ...]
     stopping: bool = False
     age: float = 0.0
+    links: tuple[PeerLink, ...] = ()
 
 
 # -- orchestrator to PNode -------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable
@@ -29,9 +30,15 @@ from dcnr.bus.lanes.inline import InlineLane
 from dcnr.bus.lanes.pool import Pool
 from dcnr.bus.lanes.shm import ShmLane
 from dcnr.bus.lanes.tcp import TcpLane
-from dcnr.bus.messages import Credit, Hop, PNodeInfo
+from dcnr.bus.messages import Credit, Hop, PeerLink, PNodeInfo
+from dcnr.bus.pace import Pace
 from dcnr.errors import PeerError
 from dcnr.ids import NetworkId, NodeId, PNodeId
+
+LARGE = 1 << 20
+"""Bytes of a tensor that `links` speaks of: one that needs more than a message."""
+SHOWN = 64
+"""Peers in a heartbeat."""
 
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -61,7 +68,8 @@ class HopTransport:
         self._lanes: tuple[Lane, ...] = (self._shm, InlineLane(self._port), self._tcp, self._chunks)
         self._by_name = {lane.name: lane for lane in self._lanes}
         self._hosts: dict[PNodeId, str] = {}
-        self._peers: set[PNodeId] = set()
+        self._peers: dict[PNodeId, PNodeInfo] = {}
+        self._pace = Pace()
         self._turns: dict[PNodeId, asyncio.Lock] = {}
         self._subscriptions: dict[tuple[NetworkId, NodeId], list[Subscription]] = {}
         self._credits: Subscription | None = None
@@ -88,15 +96,28 @@ class HopTransport:
 
     def set_peers(self, infos: Iterable[PNodeInfo]) -> None:
         """Who takes part now. One that is named no more is still reached, but by no connection; one that never was, by the bus only."""
-        others = {info.pnode: info.host for info in infos if info.pnode != self._me}
-        self._peers = set(others)
-        self._hosts |= others
+        named = {info.pnode: info for info in infos if info.pnode != self._me}
+        for peer, known in self._peers.items():
+            if peer not in named or named[peer].incarnation != known.incarnation:
+                self._shm.release(peer)
+        self._peers = named
+        self._hosts |= {peer: info.host for peer, info in named.items()}
         self._shm.set_hosts(self._hosts)
         self._chunks.set_peers(len(self._hosts))
         self._connect()
 
+    def links(self) -> tuple[PeerLink, ...]:
+        """How large tensors go to each peer now; at most `SHOWN` of them."""
+        shown = []
+        for peer in sorted(self._peers)[:SHOWN]:
+            lane = self._lane(peer, LARGE).name
+            rate = self._pace.rate(peer, lane) or (self._tcp.rate(peer) if lane == self._tcp.name else 0.0)
+            shown.append(PeerLink(peer, lane, round(rate / 1e6, 1)))
+        return tuple(shown)
+
     async def met(self, peer: PNodeId) -> None:
         """Wait until there is a direct connection to `peer`."""
+        await self._start()
         await self._tcp.met(peer)
 
     async def send(self, to: PNodeId, hop: Hop, payload: Array) -> None:
@@ -117,11 +138,13 @@ class HopTransport:
             nbytes=len(data),
         )
         while True:
-            lane = next(lane for lane in self._lanes if lane.serves(to, len(data)))
+            lane = self._lane(to, len(data))
             try:
                 async with self._turns.setdefault(to, asyncio.Lock()):
+                    start = time.perf_counter()
                     arrived = await lane.send(to, replace(hop, lane=lane.name), data)
-                return await arrived
+                await arrived
+                return self._pace.note(to, lane.name, len(data), time.perf_counter() - start)
             except LaneBroken as error:
                 _log.warning("lane given up", pnode=self._me, peer=to, lane=lane.name, why=str(error))
                 self._connect()
@@ -143,6 +166,9 @@ class HopTransport:
                 for lane in self._lanes:
                     await lane.start()
                 self._credits = await self._bus.subscribe(subjects.peer(self._me, "credit"), self._on_credit)
+
+    def _lane(self, to: PNodeId, nbytes: int) -> Lane:
+        return next(lane for lane in self._lanes if lane.serves(to, nbytes))
 
     def _connect(self) -> None:
         """Direct connections are for those with whom we share no memory."""

@@ -116,12 +116,8 @@ class LocalCluster:
         click.echo(f"starting orchestrator and {len(self.agents)} {'agent' if len(self.agents) == 1 else 'agents'} at {self.url}", err=True)
         env = {"NATS_URL": self.url, "DCNR_DATA_DIR": str(self._data_dir)}
         await self._children.start("orchestrator", _program("dcnr.cli.main", "orchestrator"), env)
-        places = max(1, len(self._devices))
-        for index, name in enumerate(self.agents):
-            sharing = len(range(index % places, len(self.agents), places))
-            options = ["--name", name, "--backend", self._backend, "--memory", f"{SHARE / sharing:.3f}%"]
-            if self._devices:
-                options += ["--device", str(self._devices[index % places])]
+        for name, place in zip(self.agents, places(len(self.agents), self._devices), strict=True):
+            options = ("--name", name, "--backend", self._backend, *place)
             await self._children.start(name, _program("dcnr.agents.main", *options), env)
 
     async def _wait_until_ready(self) -> None:
@@ -145,6 +141,17 @@ class LocalCluster:
         self._guard.close()
         segment.sweep()
         self._lock.release()
+
+
+def places(agents: int, devices: Sequence[int]) -> list[tuple[str, ...]]:
+    """Options of each agent: devices are taken in turn, and those who share one, or the only one, share its memory."""
+    turns = max(1, len(devices))
+    found = []
+    for index in range(agents):
+        sharing = len(range(index % turns, agents, turns))
+        device = ("--device", str(devices[index % turns])) if devices else ()
+        found.append((*device, "--memory", f"{SHARE / sharing:.3f}%"))
+    return found
 
 
 async def _stop_server(server: NatsServer) -> None:

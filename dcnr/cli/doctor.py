@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -104,14 +104,12 @@ def checks(data_dir: Path) -> tuple[Check, ...]:
 
 
 def gpu_checks() -> Iterator[Check]:
-    """What the cupy backend stands on, a line for each GPU; without CuPy there is nothing more to ask than for CuPy."""
+    """What the cupy backend stands on, and a line for each GPU; each is asked for only if there is what it needs to be asked with."""
     yield Check("gpu package", probe.look_at_package, needed=False)
-    try:
-        count = probe.device_count()
-    except BackendUnavailable:
-        count = 0
-    if importlib.util.find_spec("cupy") is not None:
+    with suppress(BackendUnavailable):
+        probe.cupy()
         yield Check("gpu driver", probe.look_at_driver, needed=False)
+        count = probe.device_count()
         yield Check("gpu compiler", probe.look_at_compiler, needed=False)
         yield Check("gpu products", probe.look_at_products, needed=False)
         for index in range(count):

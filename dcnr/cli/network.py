@@ -23,7 +23,7 @@ from dcnr.placement.analyze import Analysis, analyze
 from dcnr.placement.explain import explain
 from dcnr.placement.place import Host, place
 
-NODE_COLUMNS = ("node", "type", "output_shapes", "parameters", "flops", "pnode")
+NODE_COLUMNS = ("node", "type", "output_shapes", "parameters", "flops", "activation_bytes", "pnode")
 EDGE_COLUMNS = ("edge", "readers", "sender", "receiver", "forward_bytes", "backward_bytes")
 ROOM = 1 << 50
 """Bytes of an imagined PNode: analysis asks what a network needs, not what is there."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import click
 
 from dcnr.cli.client import ask
-from dcnr.cli.output import Group, example, json_option, show_record, show_table
+from dcnr.cli.output import Group, example, json_option, show_json, show_record, show_table
 
 COLUMNS = ("pnode", "state", "backend", "device", "cores", "memory_used", "memory_total", "vnodes", "sessions", "reason")
+LINK_COLUMNS = ("peer", "lane", "mb_per_s")
+MEMORY_COLUMNS = ("session", "vnode", "type", "parameter_bytes", "optimizer_bytes", "activation_bytes", "recompute_bytes")
 
 
 @click.group(cls=Group, epilog=example("dcnr pnode list"))
@@ -26,8 +28,19 @@ def list_(as_json: bool) -> None:
 @click.argument("name")
 @json_option
 def show(name: str, as_json: bool) -> None:
-    """One PNode and its VNodes."""
-    show_record(ask("pnode.show", pnode=name), as_json)
+    """One PNode and its VNodes, with the memory that each takes, and how large tensors go to its peers."""
+    fields = ask("pnode.show", pnode=name)
+    if as_json:
+        show_json(fields)
+        return
+    taken, links = fields.pop("memory"), fields.pop("links")
+    show_record(fields, as_json)
+    if links:
+        click.echo()
+        show_table("links", links, LINK_COLUMNS, as_json)
+    if taken:
+        click.echo()
+        show_table("vnodes", taken, MEMORY_COLUMNS, as_json)
 
 
 @pnode.command(epilog=example("dcnr pnode drain agent-1"))

@@ -15,7 +15,7 @@ from pydantic import Field
 from dcnr.backends.base import Activation, Array
 from dcnr.nodes.base import Env, Node, Parameter, Saved, Shape
 from dcnr.nodes.rules import elements, flops_per_element, known, last_axis, one, refuse, two
-from dcnr.nodes.spec import BuildArgs, NodeConfig, NodeType, Size, common_keys
+from dcnr.nodes.spec import BuildArgs, NodeConfig, NodeType, Size, common_keys, keeps_input
 
 
 class ActivationConfig(NodeConfig):
@@ -156,19 +156,19 @@ def _build_dropout_add(args: BuildArgs) -> Node:
 
 RELU = NodeType(
     name="relu", aliases=(), config=ActivationConfig, inputs=one, outputs=one, shapes=_shapes, build=_build_relu,
-    flops=flops_per_element, summary="max(x, 0).",
+    flops=flops_per_element, keeps=keeps_input, summary="max(x, 0).",
 )  # fmt: skip
 GELU = NodeType(
     name="gelu", aliases=(), config=ActivationConfig, inputs=one, outputs=one, shapes=_shapes, build=_build_gelu,
-    flops=_exp_flops, summary="x times the normal distribution function of x (exact, with erf).",
+    flops=_exp_flops, keeps=keeps_input, summary="x times the normal distribution function of x (exact, with erf).",
 )  # fmt: skip
 SILU = NodeType(
     name="silu", aliases=("swish",), config=ActivationConfig, inputs=one, outputs=one, shapes=_shapes, build=_build_silu,
-    flops=_exp_flops, summary="x * sigmoid(x).",
+    flops=_exp_flops, keeps=keeps_input, summary="x * sigmoid(x).",
 )  # fmt: skip
 SWIGLU = NodeType(
     name="swiglu", aliases=(), config=SwigluConfig, inputs=one, outputs=one, shapes=_swiglu_shapes, build=_build_swiglu,
-    flops=_exp_flops, summary="Splits the last axis into value and gate halves: value * silu(gate).",
+    flops=_exp_flops, keeps=keeps_input, summary="Splits the last axis into value and gate halves: value * silu(gate).",
 )  # fmt: skip
 DROPOUT = NodeType(
     name="dropout", aliases=(), config=DropoutConfig, inputs=one, outputs=one, shapes=_same_shape, build=_build_dropout,

@@ -19,7 +19,7 @@ from dcnr.backends.base import Array, Rope
 from dcnr.nodes.base import Env, Node, Parameter, ParameterPart, Saved, Shape
 from dcnr.nodes.linear import plain
 from dcnr.nodes.rules import known, one, sequence
-from dcnr.nodes.spec import BuildArgs, NodeConfig, NodeType, Size, common_keys
+from dcnr.nodes.spec import BuildArgs, Keeps, NodeConfig, NodeType, Size, common_keys
 
 
 class AttentionKeys(NodeConfig):
@@ -154,6 +154,11 @@ def _flops(config: AttentionKeys, length: int, width: int) -> int:
     return 6 * length * config.input_dim * width + (mixing // 2 if config.causal else mixing)
 
 
+def _keeps(length: int, heads: int, width: int) -> Keeps:
+    """Its input; q, k and v; its output; the log-sum-exp of every row and head."""
+    return Keeps(inputs=(0,), outputs=(0,), own=3 * length * width, floats=heads * length)
+
+
 def _head_shapes(config: AttentionHeadConfig, inputs: tuple[Shape | None, ...]) -> tuple[Shape, ...]:
     x = known(inputs[0])
     sequence(x, config.input_dim, "input_dim", config.seq_len)
@@ -162,6 +167,10 @@ def _head_shapes(config: AttentionHeadConfig, inputs: tuple[Shape | None, ...]) 
 
 def _head_flops(config: AttentionHeadConfig, inputs: tuple[Shape, ...], outputs: tuple[Shape, ...]) -> int:
     return _flops(config, inputs[0][0], config.head_dim)
+
+
+def _head_keeps(config: AttentionHeadConfig, inputs: tuple[Shape, ...], outputs: tuple[Shape, ...]) -> Keeps:
+    return _keeps(inputs[0][0], 1, config.head_dim)
 
 
 def _head_build(args: BuildArgs) -> Node:
@@ -179,6 +188,13 @@ def _attention_flops(config: AttentionConfig, inputs: tuple[Shape, ...], outputs
     length = inputs[0][0]
     projection = 2 * length * config.width * config.input_dim if config.output_projection else 0
     return _flops(config, length, config.width) + projection
+
+
+def _attention_keeps(config: AttentionConfig, inputs: tuple[Shape, ...], outputs: tuple[Shape, ...]) -> Keeps:
+    """With a projection, what that reads is not the node's own output."""
+    length = inputs[0][0]
+    kept = _keeps(length, config.num_heads, config.width)
+    return kept._replace(outputs=(), own=kept.own + length * config.width) if config.output_projection else kept
 
 
 def _build(args: BuildArgs) -> Node:
@@ -200,6 +216,10 @@ def _fused_flops(config: FusedHeadsConfig, inputs: tuple[Shape, ...], outputs: t
     return config.heads * _head_flops(config.head, inputs, outputs)
 
 
+def _fused_keeps(config: FusedHeadsConfig, inputs: tuple[Shape, ...], outputs: tuple[Shape, ...]) -> Keeps:
+    return _keeps(inputs[0][0], config.heads, config.heads * config.head.head_dim)
+
+
 def _fused_build(args: BuildArgs) -> Node:
     """`members` are the broadcast, the heads in order, and the stack."""
     config: FusedHeadsConfig = args.config
@@ -209,18 +229,18 @@ def _fused_build(args: BuildArgs) -> Node:
 
 ATTENTION_HEAD = NodeType(
     name="attention_head", aliases=("singleheadattention",), config=AttentionHeadConfig, inputs=one, outputs=one,
-    shapes=_head_shapes, build=_head_build, flops=_head_flops,
+    shapes=_head_shapes, build=_head_build, flops=_head_flops, keeps=_head_keeps,
     summary="One head of self-attention: [seq, input_dim] → [seq, head_dim].",
 )  # fmt: skip
 
 ATTENTION = NodeType(
     name="attention", aliases=("multiheadattention",), config=AttentionConfig, inputs=one, outputs=one,
-    shapes=_shapes, build=_build, flops=_attention_flops,
+    shapes=_shapes, build=_build, flops=_attention_flops, keeps=_attention_keeps,
     summary="Multi-head self-attention: [seq, dim] → [seq, num_heads * head_dim], or [seq, dim] with output_projection.",
 )  # fmt: skip
 
 FUSED_HEADS = NodeType(
     name="fused_heads", aliases=(), config=FusedHeadsConfig, inputs=one, outputs=one,
-    shapes=_fused_shapes, build=_fused_build, flops=_fused_flops, internal=True,
+    shapes=_fused_shapes, build=_fused_build, flops=_fused_flops, keeps=_fused_keeps, internal=True,
     summary="A broadcast, equal heads and a stack, merged into one attention.",
 )  # fmt: skip

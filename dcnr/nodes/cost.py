@@ -18,7 +18,7 @@ from dcnr.backends.base import Array
 from dcnr.nodes.base import Env, Node, Parameter, Saved, Shape
 from dcnr.nodes.linear import Init, LinearConfig, linear_parameters
 from dcnr.nodes.rules import elements, known, last_axis, one, refuse, two
-from dcnr.nodes.spec import BuildArgs, NodeConfig, NodeType, Size, StorePrecision, common_keys, store_precision
+from dcnr.nodes.spec import BuildArgs, Keeps, NodeConfig, NodeType, Size, StorePrecision, common_keys, store_precision
 
 CostFunction = Literal["mse", "ce", "ce_logits"]
 CostPrecision = Annotated[StorePrecision, BeforeValidator(store_precision)]
@@ -132,6 +132,11 @@ def _flops(config: CostConfig, inputs: tuple[Shape, ...], outputs: tuple[Shape, 
     return 8 * elements(inputs[0])
 
 
+def _keeps(config: NodeConfig, inputs: tuple[Shape, ...], outputs: tuple[Shape, ...]) -> Keeps:
+    """The gradient of what it reads, which its forward makes."""
+    return Keeps(own=elements(inputs[0]))
+
+
 def _build(args: BuildArgs) -> Node:
     return Cost(args.config.cost_function, args.config.cost_precision)
 
@@ -155,17 +160,17 @@ def _head_build(args: BuildArgs) -> Node:
 
 
 COST = NodeType(
-    name="cost", aliases=(), config=CostConfig, inputs=two, outputs=one, shapes=_shapes, build=_build, flops=_flops,
+    name="cost", aliases=(), config=CostConfig, inputs=two, outputs=one, shapes=_shapes, build=_build, flops=_flops, keeps=_keeps,
     feeds=(None, "targets"),
     summary="Mean squared error, or cross-entropy of probabilities or logits, averaged over the targets of the step.",
 )  # fmt: skip
 TIED_LM_HEAD_CE = NodeType(
     name="tied_lm_head_ce", aliases=("fusedlmheadce",), config=LmHeadCostConfig, inputs=two, outputs=one,
-    shapes=_head_shapes, build=_head_build, flops=_head_flops, feeds=(None, "targets"),
+    shapes=_head_shapes, build=_head_build, flops=_head_flops, keeps=_keeps, feeds=(None, "targets"),
     summary="LM head and its cross-entropy in one, with its own or a tied matrix; never holds the logits.",
 )  # fmt: skip
 FUSED_LM_HEAD = NodeType(
     name="fused_lm_head", aliases=(), config=FusedLmHeadConfig, inputs=two, outputs=one,
-    shapes=_head_shapes, build=_head_build, flops=_head_flops, feeds=(None, "targets"), internal=True,
+    shapes=_head_shapes, build=_head_build, flops=_head_flops, keeps=_keeps, feeds=(None, "targets"), internal=True,
     summary="A linear layer merged with its cross-entropy.",
 )  # fmt: skip

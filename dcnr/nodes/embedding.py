@@ -17,7 +17,7 @@ from dcnr.backends.base import Array, Rope
 from dcnr.nodes.base import Env, Node, Parameter, Saved, Shape
 from dcnr.nodes.linear import plain
 from dcnr.nodes.rules import elements, one, refuse
-from dcnr.nodes.spec import BuildArgs, NodeConfig, NodeType, Size
+from dcnr.nodes.spec import BuildArgs, NodeConfig, NodeType, Size, keeps_input
 
 
 class EmbedderConfig(NodeConfig):
@@ -80,6 +80,6 @@ def _build(args: BuildArgs) -> Node:
 
 EMBEDDER = NodeType(
     name="embedder", aliases=("embedding",), config=EmbedderConfig, inputs=one, outputs=one,
-    shapes=_shapes, build=_build, flops=_flops, feeds=("ids",),
+    shapes=_shapes, build=_build, flops=_flops, keeps=keeps_input, feeds=("ids",),
     summary="Token embedding: ids [seq] → [seq, dim].",
 )  # fmt: skip

@@ -16,7 +16,7 @@ from pydantic import Field
 from dcnr.backends.base import Activation, Array
 from dcnr.nodes.base import Env, Node, Parameter, ParameterPart, Saved, Shape
 from dcnr.nodes.rules import elements, known, last_axis, one
-from dcnr.nodes.spec import BuildArgs, NodeConfig, NodeType, ShapeError, Size, common_keys
+from dcnr.nodes.spec import BuildArgs, Keeps, NodeConfig, NodeType, ShapeError, Size, common_keys, keeps_input
 
 Init = Literal["normal", "xavier", "kaiming", "zeros"]
 
@@ -122,17 +122,23 @@ def _fused_flops(config: LinearActivationConfig, inputs: tuple[Shape, ...], outp
     return _flops(config.linear, inputs, outputs) + elements(outputs[0])
 
 
+def _fused_keeps(config: LinearActivationConfig, inputs: tuple[Shape, ...], outputs: tuple[Shape, ...]) -> Keeps:
+    """Its input, and what the activation read."""
+    return Keeps(inputs=(0,), own=elements(inputs[0][:-1]) * config.linear.out_dim)
+
+
 def _fused_build(args: BuildArgs) -> Node:
     return Linear(linear_parameters(args.members[0], args.config.linear, args.tied), args.config.activation)
 
 
 LINEAR = NodeType(
     name="linear", aliases=("dense",), config=LinearConfig, inputs=one, outputs=one, shapes=_shapes, build=_build, flops=_flops,
+    keeps=keeps_input,
     summary="Linear layer over the last axis: in_dim → out_dim.",
 )  # fmt: skip
 
 LINEAR_ACTIVATION = NodeType(
     name="linear_activation", aliases=(), config=LinearActivationConfig, inputs=one, outputs=one,
-    shapes=_fused_shapes, build=_fused_build, flops=_fused_flops, internal=True,
+    shapes=_fused_shapes, build=_fused_build, flops=_fused_flops, keeps=_fused_keeps, internal=True,
     summary="A linear layer merged with its activation.",
 )  # fmt: skip

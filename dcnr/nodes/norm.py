@@ -13,7 +13,7 @@ from dcnr.backends.base import Array
 from dcnr.nodes.base import Env, Node, Parameter, Saved, Shape
 from dcnr.nodes.linear import plain
 from dcnr.nodes.rules import elements, known, last_axis, one
-from dcnr.nodes.spec import BuildArgs, NodeConfig, NodeType, Size
+from dcnr.nodes.spec import BuildArgs, Keeps, NodeConfig, NodeType, Size
 
 
 class LayerNormConfig(NodeConfig):
@@ -66,12 +66,17 @@ def _flops(config: LayerNormConfig, inputs: tuple[Shape, ...], outputs: tuple[Sh
     return 8 * elements(inputs[0])
 
 
+def _keeps(config: LayerNormConfig, inputs: tuple[Shape, ...], outputs: tuple[Shape, ...]) -> Keeps:
+    """Its input; mean and deviation of every row."""
+    return Keeps(inputs=(0,), floats=2 * elements(inputs[0][:-1]))
+
+
 def _build(args: BuildArgs) -> Node:
     return LayerNorm(layernorm_parameters(args.id, args.config), args.config.eps)
 
 
 LAYERNORM = NodeType(
     name="layernorm", aliases=("layer_norm",), config=LayerNormConfig, inputs=one, outputs=one,
-    shapes=_shapes, build=_build, flops=_flops,
+    shapes=_shapes, build=_build, flops=_flops, keeps=_keeps,
     summary="Layer normalisation over the last axis.",
 )  # fmt: skip

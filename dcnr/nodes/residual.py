@@ -17,7 +17,7 @@ from dcnr.nodes.base import Env, Node, Parameter, Saved, Shape
 from dcnr.nodes.linear import LinearConfig, linear_parameters
 from dcnr.nodes.norm import LayerNormConfig, layernorm_parameters
 from dcnr.nodes.rules import elements, known, last_axis, refuse, two
-from dcnr.nodes.spec import BuildArgs, NodeConfig, NodeType, common_keys
+from dcnr.nodes.spec import BuildArgs, Keeps, NodeConfig, NodeType, common_keys
 
 
 class ResidualNormConfig(NodeConfig):
@@ -101,6 +101,11 @@ def _flops(config: ResidualNormConfig, inputs: tuple[Shape, ...], outputs: tuple
     return product + 10 * elements(outputs[0])
 
 
+def _keeps(config: ResidualNormConfig, inputs: tuple[Shape, ...], outputs: tuple[Shape, ...]) -> Keeps:
+    """The input of its product, and the sum with its means and deviations."""
+    return Keeps(inputs=(0,) if config.linear is not None else (), outputs=(1,), floats=2 * elements(outputs[1][:-1]))
+
+
 def _build(args: BuildArgs) -> Node:
     """`members` are the linear layer and the dropout, if any, the add, a broadcast, if any, and the norm."""
     config: ResidualNormConfig = args.config
@@ -117,6 +122,6 @@ def _outputs(config: ResidualNormConfig) -> int:
 
 RESIDUAL_NORM = NodeType(
     name="residual_norm", aliases=(), config=ResidualNormConfig, inputs=two, outputs=_outputs, shapes=_shapes, build=_build,
-    flops=_flops, internal=True,
+    flops=_flops, keeps=_keeps, internal=True,
     summary="A residual sum merged with the linear layer and dropout before it and the layer normalisation after it.",
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -85,6 +85,29 @@ class BuildArgs:
     members: tuple[str, ...]
 
 
+class Keeps(NamedTuple):
+    """What a forward of one row holds until its backward, as GPUs run it.
+
+    `inputs` and `outputs` are slots whose tensors it holds on to; several nodes may hold one tensor. `own` numbers, in the precision of
+    activations, and `floats`, in float32, nobody else has.
+    """
+
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    own: int = 0
+    floats: int = 0
+
+
+def keeps_nothing(config: Any, inputs: tuple[Shape, ...], outputs: tuple[Shape, ...]) -> Keeps:
+    """For nodes whose backward needs no more than the gradient."""
+    return Keeps()
+
+
+def keeps_input(config: Any, inputs: tuple[Shape, ...], outputs: tuple[Shape, ...]) -> Keeps:
+    """For nodes whose backward reads what their forward read."""
+    return Keeps(inputs=(0,))
+
+
 @dataclass(frozen=True, slots=True)
 class NodeType:
     """One row of NODE_TYPES. The callables get a config of the row's own class, which is why it is `Any` here.
@@ -92,7 +115,7 @@ class NodeType:
     `inputs(config)` is the number of input slots (None: as many as edges come in, at least two), `outputs(config)` of output slots.
     `feeds[slot]` says what the trainer sends into a slot that no edge serves (None: an edge is needed). `shapes(config, input_shapes)`
     gives the output shapes or raises `ShapeError`; an input shape is None where the trainer feeds it.
-    `flops(config, input_shapes, output_shapes)` is of one forward of one row.
+    `flops(config, input_shapes, output_shapes)` is of one forward of one row, and `keeps` what it leaves for its backward.
     """
 
     name: str
@@ -104,6 +127,7 @@ class NodeType:
     build: Callable[[BuildArgs], Node]
     flops: Callable[[Any, tuple[Shape, ...], tuple[Shape, ...]], int]
     feeds: tuple[FeedKind | None, ...] = ()
+    keeps: Callable[[Any, tuple[Shape, ...], tuple[Shape, ...]], Keeps] = keeps_nothing
     text_only: bool = False
     """Works on text (tokenizer, detokenizer): not part of a training step."""
     internal: bool = False

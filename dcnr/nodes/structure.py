@@ -14,7 +14,7 @@ from dcnr.backends.base import Array
 from dcnr.nodes.activation import stream_of
 from dcnr.nodes.base import Env, Node, Parameter, Saved, Shape
 from dcnr.nodes.rules import axis_of, elements, flops_per_element, known, many, no_flops, one, refuse
-from dcnr.nodes.spec import BuildArgs, IntList, NodeConfig, NodeType, ShapeError, Size
+from dcnr.nodes.spec import BuildArgs, IntList, Keeps, NodeConfig, NodeType, ShapeError, Size
 
 
 class BroadcastConfig(NodeConfig):
@@ -271,6 +271,11 @@ def _from_end(axis: int, shape: Shape) -> int:
     return axis_of(axis, shape) - len(shape)
 
 
+def _split_keeps(config: SplitConfig, inputs: tuple[Shape, ...], outputs: tuple[Shape, ...]) -> Keeps:
+    """Its pieces, for their shapes."""
+    return Keeps(outputs=tuple(range(len(outputs))))
+
+
 def _build_broadcast(args: BuildArgs) -> Node:
     return Broadcast(args.config.num_outputs)
 
@@ -312,7 +317,7 @@ BROADCAST = NodeType(
 )  # fmt: skip
 SPLIT = NodeType(
     name="split", aliases=(), config=SplitConfig, inputs=one, outputs=_split_outputs, shapes=_split_shapes,
-    build=_build_split, flops=no_flops, summary="Cuts an axis into num_outputs equal pieces, or into sizes.",
+    build=_build_split, flops=no_flops, keeps=_split_keeps, summary="Cuts an axis into num_outputs equal pieces, or into sizes.",
 )  # fmt: skip
 STACK = NodeType(
     name="stack", aliases=("concat", "concatenate"), config=StackConfig, inputs=many, outputs=one, shapes=_stack_shapes,

@@ -6,8 +6,10 @@ an overflow halves the scale and skips the step everywhere; `loss_scale_window` 
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dcnr.optim.hyper import Hyper
@@ -53,12 +55,17 @@ def initial_state(hyper: Hyper, float16: bool) -> ScalerState:
 def decide(hyper: Hyper, total_steps: int, step: int, state: ScalerState, squared_norms: Sequence[float], finite: bool) -> Verdict:
     """Decide step `step` (counted from 1). `squared_norms` are of the scaled gradients, one per VNode, in node order."""
     factor = lr_factor(hyper, step, hyper.decay_steps or total_steps)
-    norm = math.sqrt(sum(squared_norms)) / state.loss_scale if finite else math.inf
+    norm = math.sqrt(in_order(squared_norms)) / state.loss_scale if finite else math.inf
     if not math.isfinite(norm):
         scale = max(MIN_LOSS_SCALE, state.loss_scale / 2) if state.dynamic else state.loss_scale
         return Verdict(True, hyper.lr * factor, factor, 0.0, norm, replace(state, loss_scale=scale, good_steps=0))
     grad_factor = clip_factor(hyper, norm) / state.loss_scale
     return Verdict(False, hyper.lr * factor, factor, grad_factor, norm, _after_update(state, hyper))
+
+
+def in_order(numbers: Iterable[float]) -> float:
+    """Their sum from left to right, rounded at each step; `sum` does more than that since Python 3.12, and a device does not."""
+    return functools.reduce(operator.add, numbers, 0.0)
 
 
 def clip_factor(hyper: Hyper, norm: float) -> float:

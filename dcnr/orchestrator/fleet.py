@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dcnr.bus.messages import Heartbeat, Hosted, PNodeInfo
+from dcnr.bus.messages import Heartbeat, Hosted, PeerLink, PNodeInfo
 from dcnr.errors import InvariantError
 from dcnr.ids import PNodeId
 from dcnr.orchestrator.events import DrainPNode, Heard, Tick
@@ -75,13 +75,14 @@ FleetChange = Joined | Gone | Drained | Changed | Forgotten
 
 @dataclass(slots=True)
 class Member:
-    """A PNode: its record, what it hosts, and when it was last heard."""
+    """A PNode: its record, what it hosts, how it reaches its peers, and when it was last heard."""
 
     record: PNodeRecord
     heard: float
     hosted: tuple[Hosted, ...] = ()
     by_us: bool = True
     """False while all we know of it was written by an earlier leader."""
+    links: tuple[PeerLink, ...] = ()
 
     @property
     def present(self) -> bool:
@@ -114,9 +115,10 @@ class Fleet:
         return tuple(self.members[pnode].record.info for pnode in sorted(self.members) if self.members[pnode].present)
 
     def eligible(self) -> tuple[PNodeInfo, ...]:
-        """PNodes that may take work, by name."""
-        heard = (self.members[pnode].record for pnode in sorted(self.members) if self.members[pnode].by_us)
-        return tuple(record.info for record in heard if record.state is PNodeState.ALIVE and not record.draining)
+        """PNodes that may take work, by name. Of their memory that counts as used which their sessions may come to need."""
+        heard = (self.members[pnode] for pnode in sorted(self.members) if self.members[pnode].by_us)
+        able = (member for member in heard if member.record.state is PNodeState.ALIVE and not member.record.draining)
+        return tuple(replace(member.record.info, memory_used=sum(hosted.bytes for hosted in member.hosted)) for member in able)
 
     def validate(self) -> None:
         """Raise `InvariantError` if a record stands under another name."""
@@ -133,7 +135,7 @@ class Fleet:
         if beat.stopping:
             return self._goodbye(member)
         joins = not member.by_us or not member.present
-        member.heard, member.hosted, member.by_us = now, beat.hosted, True
+        member.heard, member.hosted, member.by_us, member.links = now, beat.hosted, True, beat.links
         member.record = replace(member.record, info=beat.info)
         changes = [] if member.record.state is PNodeState.ALIVE else self._move(member, PNodeState.ALIVE, "")
         return [*changes, Joined(pnode)] if joins else changes

@@ -17,7 +17,7 @@ import numpy as np
 from dcnr.bus import subjects
 from dcnr.bus.messages import Decision, Loss, StepDone, StepMetrics, StepReport
 from dcnr.ids import NodeId, PNodeId
-from dcnr.optim.decide import MIN_LOSS_SCALE, ScalerState, decide
+from dcnr.optim.decide import MIN_LOSS_SCALE, ScalerState, decide, in_order
 from dcnr.optim.hyper import Hyper
 from dcnr.orchestrator.commands import Command, Measured, Publish, ReadBatch, SendHop
 from dcnr.orchestrator.feed import Address, Batch, Feeds, batch_of, micro_hops
@@ -211,7 +211,7 @@ class Trainer:
 
 def step_loss(losses: Mapping[tuple[NodeId, int], float], costs: Sequence[NodeId]) -> float:
     """The loss of a step: per cost the sum over its micro-batches in order, and those summed in the order of `costs`."""
-    return sum(sum(losses[key] for key in sorted(losses) if key[0] == cost) for cost in costs)
+    return in_order(in_order(losses[key] for key in sorted(losses) if key[0] == cost) for cost in costs)
 
 
 def scaler_of(fields: Mapping[str, int | float]) -> ScalerState:

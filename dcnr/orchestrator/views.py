@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from dcnr.ids import PNodeId
+from dcnr.optim.hyper import Hyper
 from dcnr.orchestrator.cluster import Cluster
 from dcnr.orchestrator.fleet import Member
 from dcnr.orchestrator.session import Session
 from dcnr.orchestrator.state import NetworkRecord
+from dcnr.placement.cost import graph_costs
 
 Row = dict[str, Any]
 
@@ -81,6 +83,35 @@ def pnode_row(member: Member) -> Row:
 
 
 def pnode_details(cluster: Cluster, pnode: PNodeId) -> Row:
-    """The same, and the VNodes that live there by session."""
+    """The same, the VNodes that live there by session, with what each takes, and how large tensors go to its peers."""
     nodes = {name: [node for node, home in session.homes.items() if home == pnode] for name, session in cluster.sessions.items()}
-    return {**pnode_row(cluster.fleet.members[pnode]), "nodes": {name: hosted for name, hosted in nodes.items() if hosted}}
+    taken = [row for session in cluster.sessions.values() for row in _taken(session, pnode)]
+    member = cluster.fleet.members[pnode]
+    return {
+        **pnode_row(member),
+        "links": [{"peer": link.pnode, "lane": link.lane, "mb_per_s": link.mb_per_s} for link in member.links],
+        "nodes": {name: hosted for name, hosted in nodes.items() if hosted},
+        "memory": taken,
+    }
+
+
+def _taken(session: Session, pnode: PNodeId) -> list[Row]:
+    """Bytes of every VNode of `session` on `pnode`, as placement counts them."""
+    homes, record, graph = session.homes, session.record, session.graph
+    if graph is None or pnode not in homes.values():
+        return []
+    shards = Hyper.model_validate(record.hyper).shards
+    costs = graph_costs(graph, record.batch // record.micro_batches, shards, lambda node: homes[node.id])
+    return [
+        {
+            "session": record.session,
+            "vnode": node.id,
+            "type": node.type,
+            "parameter_bytes": costs[node.id].parameter_bytes,
+            "optimizer_bytes": costs[node.id].optimizer_bytes,
+            "activation_bytes": costs[node.id].activation_bytes,
+            "recompute_bytes": costs[node.id].again_bytes,
+        }
+        for node in graph.nodes
+        if homes[node.id] == pnode
+    ]

@@ -10,7 +10,8 @@ from dcnr.ids import NetworkId, NodeId, PNodeId
 from dcnr.network.graph import Graph, GraphNode
 from dcnr.nodes.base import Shape
 from dcnr.passes import prepare
-from dcnr.placement.cost import NodeCost, node_cost
+from dcnr.placement.cost import NodeCost, graph_costs
+from dcnr.placement.memory import anywhere, most_again
 from dcnr.placement.place import Host, place
 from dcnr.placement.traffic import Crossing, crossings
 
@@ -27,6 +28,8 @@ class NodeAnalysis:
     """A tied matrix counts at its owner."""
     flops: int
     """Of one row, forward and backward."""
+    activation_bytes: int
+    """Held from forward to backward in the graph that runs, for all rows; those of merged nodes stand at the last of them."""
     pnode: PNodeId | None
 
 
@@ -46,6 +49,8 @@ class Analysis:
     parameter_bytes: int
     optimizer_bytes: int
     activation_bytes: int
+    recompute_bytes: int
+    """On top of them, while the largest group with `recompute` runs again."""
     nodes: tuple[NodeAnalysis, ...]
     crossings: tuple[Crossing, ...]
     crossing_bytes: int
@@ -58,8 +63,9 @@ def analyze(graph: Graph, rows: int, hosts: Sequence[Host] = (), fuse: bool = Tr
     homes = dict(place(running, hosts, rows)) if hosts else {}
     sent = crossings(running, homes, rows) if homes else ()
     of_members = {member: homes.get(node.id) for node in running.nodes for member in node.members}
-    plain = prepare(graph, fuse=False).by_id
-    costs = [node_cost(node, rows) for node in running.nodes]
+    plain = graph_costs(prepare(graph, fuse=False), 1)
+    of_node = graph_costs(running, rows, place=(lambda node: homes[node.id]) if homes else anywhere)
+    costs = list(of_node.values())
     tokens = _tokens_per_row(running)
     flops_per_row = sum(cost.flops for cost in costs) // rows
     return Analysis(
@@ -73,15 +79,17 @@ def analyze(graph: Graph, rows: int, hosts: Sequence[Host] = (), fuse: bool = Tr
         parameter_bytes=sum(cost.parameter_bytes for cost in costs),
         optimizer_bytes=sum(cost.optimizer_bytes for cost in costs),
         activation_bytes=sum(cost.activation_bytes for cost in costs),
-        nodes=tuple(_node(node, plain.get(node.id), of_members.get(node.id)) for node in graph.nodes),
+        recompute_bytes=most_again(running, {node: cost.again_bytes for node, cost in of_node.items()}),
+        nodes=tuple(_node(node, plain.get(node.id), of_node.get(node.id), of_members.get(node.id)) for node in graph.nodes),
         crossings=sent,
         crossing_bytes=sum(crossing.forward_bytes + crossing.backward_bytes for crossing in sent),
     )
 
 
-def _node(node: GraphNode, trained: GraphNode | None, pnode: PNodeId | None) -> NodeAnalysis:
-    cost = node_cost(trained, 1) if trained is not None else NodeCost(0, 0, 0, 0, 0)
-    return NodeAnalysis(node.id, node.type, node.input_shapes, node.output_shapes, cost.parameters, cost.flops, pnode)
+def _node(node: GraphNode, trained: NodeCost | None, running: NodeCost | None, pnode: PNodeId | None) -> NodeAnalysis:
+    parameters, flops = (trained.parameters, trained.flops) if trained is not None else (0, 0)
+    held = running.activation_bytes if running is not None else 0
+    return NodeAnalysis(node.id, node.type, node.input_shapes, node.output_shapes, parameters, flops, held, pnode)
 
 
 def _tokens_per_row(graph: Graph) -> int:

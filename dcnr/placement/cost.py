@@ -2,18 +2,21 @@
 
 Floating-point operations count a multiplication and an addition as two; a backward is two forwards. Training state is float32 master
 weights, a rounded copy where parameters are stored in less, one float32 gradient per row shard, and the optimizer's moments. Activations
-are counted at both ends of an edge: what a node may keep from its forward to its backward; what two nodes share is counted twice.
+are what a node holds between its forward and its backward (`memory`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from dcnr.backends.base import width
+from dcnr.ids import NodeId
 from dcnr.network.graph import Graph, GraphNode, Port
 from dcnr.network.instantiate import instantiate
 from dcnr.nodes.registry import NODE_TYPES
+from dcnr.placement.memory import Held, anywhere, held
 
 BACKWARD = 2
 """Forwards that a backward costs: one product for the gradient of the input, one for that of the weight."""
@@ -22,7 +25,6 @@ SHARDS = 2
 """Gradient accumulators of a parameter, unless a session says otherwise."""
 
 MOMENTS = {"sgd": 1, "adam": 2, "adamw": 2}
-ID_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,30 +39,34 @@ class NodeCost:
     optimizer_bytes: int
     """Gradient accumulators and moments."""
     activation_bytes: int
+    """From its forward to its backward."""
+    again_bytes: int
+    """More of them, while its group runs again (`recompute`)."""
 
     @property
     def bytes(self) -> int:
-        """All memory."""
+        """All memory that it takes for good: of what is there while a group runs again, only the largest group counts, once."""
         return self.parameter_bytes + self.optimizer_bytes + self.activation_bytes
 
 
-def node_cost(node: GraphNode, rows: int, shards: int = SHARDS) -> NodeCost:
-    """What `node` costs with `rows` batch rows in flight."""
+def graph_costs(graph: Graph, rows: int, shards: int = SHARDS, place: Callable[[GraphNode], Hashable] = anywhere) -> dict[NodeId, NodeCost]:
+    """What every node costs with `rows` batch rows in flight; nodes whose `place` is equal share the activations that both hold."""
+    memory = held(graph, rows, place)
+    return {node.id: _node_cost(node, rows, shards, memory[node.id]) for node in graph.nodes}
+
+
+def _node_cost(node: GraphNode, rows: int, shards: int, memory: Held) -> NodeCost:
     parameters = sum(math.prod(parameter.shape) for parameter in instantiate(node).parameters)
     flops = NODE_TYPES[node.type].flops(node.config, node.input_shapes, node.output_shapes)
     copy = 0 if node.param_precision == "float32" else width(node.param_precision)
     moments = MOMENTS[(node.config.optimizer or "adamw").lower()]
-    inputs = sum(
-        math.prod(shape) * (width(node.activation_precision) if port is not None else ID_BYTES)
-        for port, shape in zip(node.inputs, node.input_shapes, strict=True)
-    )
-    outputs = sum(math.prod(shape) for shape in node.output_shapes) * width(node.activation_precision)
     return NodeCost(
         flops=flops * (1 + BACKWARD) * rows,
         parameters=parameters,
         parameter_bytes=parameters * (4 + copy),
         optimizer_bytes=parameters * 4 * (shards + moments),
-        activation_bytes=0 if node.type == "broadcast" else (inputs + outputs) * rows,
+        activation_bytes=memory.kept,
+        again_bytes=memory.again,
     )
 
 

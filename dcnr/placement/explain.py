@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dcnr.ids import NodeId, PNodeId
 from dcnr.network.graph import Graph
 from dcnr.placement.assignment import Assignment
-from dcnr.placement.cost import NodeCost, node_cost
+from dcnr.placement.cost import NodeCost, graph_costs
 from dcnr.placement.groups import together
 from dcnr.placement.place import Host
 from dcnr.placement.segments import cut_segments
@@ -19,7 +19,7 @@ MANY = 3
 
 def explain(graph: Graph, hosts: Sequence[Host], rows: int, assignment: Assignment) -> tuple[str, ...]:
     """Sentences about `assignment`, as `place` made it of the same arguments."""
-    costs = {node.id: node_cost(node, rows) for node in graph.nodes}
+    costs = graph_costs(graph, rows, place=lambda node: assignment[node.id])
     sent = crossings(graph, assignment, rows)
     return (
         _overview(graph, hosts, rows, assignment, costs),

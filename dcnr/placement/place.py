@@ -21,8 +21,9 @@ from dcnr.errors import DoesNotFit
 from dcnr.ids import NodeId, PNodeId
 from dcnr.network.graph import Graph, Port
 from dcnr.placement.assignment import Assignment
-from dcnr.placement.cost import edge_bytes, node_cost
+from dcnr.placement.cost import edge_bytes, graph_costs
 from dcnr.placement.groups import Group, preferred, together
+from dcnr.placement.memory import most_again, recomputed_with
 
 SLACK = 1.1
 """How much slower than the best balance a stage may be to save bytes on the wire."""
@@ -67,8 +68,9 @@ def _does_not_fit(graph: Graph, groups: Sequence[Group], hosts: Sequence[Host], 
     sizes = [after - before for before, after in zip(problem.memory, problem.memory[1:], strict=False)]
     largest = max(range(len(groups)), key=sizes.__getitem__)
     free = ", ".join(f"{host.pnode} {_mib(host.memory_free)}" for host in sorted(hosts, key=lambda host: host.pnode))
+    needed = problem.memory[-1] + problem.again
     return DoesNotFit(
-        f"network '{graph.name}' needs {_mib(problem.memory[-1])}, its largest part '{groups[largest].nodes[0]}' {_mib(sizes[largest])}; "
+        f"network '{graph.name}' needs {_mib(needed)}, its largest part '{groups[largest].nodes[0]}' {_mib(sizes[largest])}; "
         f"free are {free}",
         "use a smaller batch, or start more or larger PNodes",
     )
@@ -85,15 +87,21 @@ class _Problem:
     flops: tuple[int, ...]
     """flops[i]: of the first i atoms."""
     memory: tuple[int, ...]
+    again: int
+    """On top of it, on any host: the largest group that may run again there."""
     cut: tuple[int, ...]
     """cut[i]: bytes between the first i atoms and the rest, both ways."""
 
     @classmethod
     def of(cls, graph: Graph, groups: Sequence[Group], rows: int) -> _Problem:
-        costs = [[node_cost(graph.by_id[node], rows) for node in group.nodes] for group in groups]
+        """Atoms share no activations, since a border may come between any two; a group that is recomputed is taken as a whole."""
+        atom_of = {node: index for index, group in enumerate(groups) for node in group.nodes}
+        of_node = graph_costs(graph, rows, place=lambda node: recomputed_with(node) or atom_of[node.id])
+        costs = [[of_node[node] for node in group.nodes] for group in groups]
         return cls(
             tuple(accumulate((sum(cost.flops for cost in group) for group in costs), initial=0)),
             tuple(accumulate((sum(cost.bytes for cost in group) for group in costs), initial=0)),
+            most_again(graph, {node: cost.again_bytes for node, cost in of_node.items()}),
             _cuts(graph, groups, rows),
         )
 
@@ -144,7 +152,7 @@ class _Problem:
         return (self.flops[end] - self.flops[begin]) / max(1, host.cores)
 
     def _fits(self, host: Host, begin: int, end: int) -> bool:
-        return self.memory[end] - self.memory[begin] <= host.memory_free
+        return self.memory[end] - self.memory[begin] + self.again <= host.memory_free
 
 
 def _cuts(graph: Graph, groups: Sequence[Group], rows: int) -> tuple[int, ...]:

@@ -7,19 +7,30 @@ import pytest
 from dcnr.agents.plan import Plan, make_plan, micro_rows
 from dcnr.errors import NetworkFileError, UserError
 from dcnr.ids import NodeId, PNodeId
-from dcnr.placement.cost import node_cost
-from tests.agents.tiny import A, B, deploy_of, graph_of, spread
+from dcnr.placement.cost import graph_costs
+from tests.agents.tiny import TINY, A, B, deploy_of, graph_of, in_groups, spread
 
 
 def test_parts_of_all_pnodes_make_the_network() -> None:
     """Two plans host every node once, and their memory is that of all nodes."""
     graph = graph_of()
-    deploy = deploy_of(spread(graph, [A, B]), hyper={"shards": 3})
+    homes = spread(graph, [A, B])
+    deploy = deploy_of(homes, hyper={"shards": 3})
     plans = [make_plan(deploy, pnode) for pnode in (A, B)]
     assert all(isinstance(plan, Plan) for plan in plans)
     hosted = sorted(node for plan in plans for node in plan.routes.hosted)
     assert hosted == sorted(graph.by_id)
-    assert sum(plan.bytes for plan in plans) == sum(node_cost(node, 3, 3).bytes for node in graph.nodes)
+    costs = graph_costs(graph, 3, 3, lambda node: homes[node.id])
+    assert sum(plan.bytes for plan in plans) == sum(cost.bytes for cost in costs.values())
+
+
+def test_groups_that_run_again_take_less_but_the_largest_counts_once() -> None:
+    """The plan of a recomputed network holds fewer activations, and room for one group."""
+    homes = dict.fromkeys(graph_of().by_id, A)
+    kept, again = (make_plan(deploy_of(homes, text=in_groups(TINY, recompute)), A) for recompute in (False, True))
+    assert kept.again_bytes == 0
+    assert again.again_bytes > 0
+    assert sum(again.node_bytes.values()) < again.bytes < kept.bytes
 
 
 def test_everyone_prepares_the_same_graph() -> None:

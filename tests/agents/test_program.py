@@ -19,7 +19,7 @@ from dcnr.network.graph import Graph, Port
 from dcnr.network.instantiate import instantiate
 from dcnr.nodes.base import Env, Node
 from dcnr.nodes.initial import initial_value
-from tests.agents.tiny import SEQ, TINY, VOCABULARY, A, B, graph_of, in_groups
+from tests.agents.tiny import NORMED, SEQ, TINY, VOCABULARY, A, B, graph_of, in_groups
 
 ROWS = 3
 BACKEND = NumpyBackend()
@@ -99,7 +99,7 @@ MIXED = HALF.replace("{in_dim: 8, out_dim: 16}", "{in_dim: 8, out_dim: 16, preci
 
 
 @pytest.mark.parametrize("fuse", [False, True], ids=["plain", "fused"])
-@pytest.mark.parametrize("text", [TINY, MIXED], ids=["float32", "mixed"])
+@pytest.mark.parametrize("text", [TINY, MIXED, NORMED], ids=["float32", "mixed", "normed"])
 def test_a_program_equals_its_nodes_one_by_one(text: str, fuse: bool) -> None:
     """Loss and every parameter gradient, bit for bit, also where neighbours differ in precision."""
     bench = Bench(graph_of(text, fuse))

@@ -61,7 +61,8 @@ def test_it_beats_serves_and_says_good_bye() -> None:
             await trainer.start()
             await trainer.until(lambda: any(beat.hosted for beat in trainer.beats()))
             beat = next(beat for beat in trainer.beats() if beat.hosted)
-            assert beat.info.memory_used == beat.hosted[0].bytes > 0
+            assert beat.info.memory_used > 1 << 20  # what the numpy backend measures: this whole process
+            assert beat.hosted[0].bytes > 0
             assert (beat.hosted[0].session, beat.stopping) == (DEPLOY.session, False)
             shell.stop()
             await trainer.until(lambda: trainer.beats()[-1].stopping)

@@ -12,7 +12,7 @@ from dcnr.network.graph import Graph
 from dcnr.network.instantiate import instantiate
 from dcnr.optim.hyper import Hyper
 from dcnr.optim.update import StepNumbers
-from tests.agents.tiny import DIM, TINY, VOCABULARY, graph_of
+from tests.agents.tiny import DIM, NORMED, TINY, VOCABULARY, graph_of
 
 BACKEND = NumpyBackend()
 EMBEDDER, HEAD = NodeId("embedder"), NodeId("lm_head")
@@ -33,9 +33,10 @@ def owned_by(weights: Weights, node: str, parameter: str = "weight") -> Owned:
     return next(owned for owned in weights.owned if (owned.node.id, owned.parameter.name) == (node, parameter))
 
 
-def test_fusion_and_order_do_not_change_first_values() -> None:
+@pytest.mark.parametrize("text", [TINY, NORMED], ids=["tiny", "normed"])
+def test_fusion_and_order_do_not_change_first_values(text: str) -> None:
     """Plain and fused graphs start from the same canonical tensors."""
-    plain, fused = weights_of(graph_of()).snapshot()(), weights_of(graph_of(fuse=True)).snapshot()()
+    plain, fused = weights_of(graph_of(text)).snapshot()(), weights_of(graph_of(text, fuse=True)).snapshot()()
     assert plain.keys() == fused.keys()
     for name, tensor in plain.items():
         np.testing.assert_array_equal(tensor, fused[name], err_msg=name)
@@ -51,7 +52,7 @@ def test_names_are_canonical() -> None:
     assert not [name for name in tensor_names(graph, {}, Hyper()) if name]
 
 
-@pytest.mark.parametrize("text", [TINY, HALF], ids=["float32", "float16"])
+@pytest.mark.parametrize("text", [TINY, HALF, NORMED], ids=["float32", "float16", "normed"])
 def test_a_checkpoint_brings_everything_back(text: str) -> None:
     """Tensors of trained plain weights, loaded into a fused graph, come out the same; 16-bit copies are rounded from the master."""
     trained = weights_of(graph_of(text))
@@ -66,7 +67,7 @@ def test_a_checkpoint_brings_everything_back(text: str) -> None:
         np.testing.assert_array_equal(tensor, saved[name], err_msg=name)
     embedder = owned_by(loaded, "embedder")
     low = loaded.params[EMBEDDER]["weight"]
-    assert low.dtype == (np.float32 if text == TINY else np.float16)
+    assert low.dtype == (np.float16 if text == HALF else np.float32)
     np.testing.assert_array_equal(low, embedder.master.astype(low.dtype))
 
 

@@ -58,6 +58,13 @@ edges:
   - {from: lm_head, to: loss}
 costs: [{name: ce, node_id: loss}]
 """
+NORMED = (
+    TINY.replace("  - {id: up,", "  - {id: ln2, type: layernorm, config: {dim: 8}}\n  - {id: up,")
+    .replace("  - {id: lm_head,", "  - {id: final_ln, type: layernorm, config: {dim: 8}}\n  - {id: lm_head,")
+    .replace("  - {from: residual, to: up}", "  - {from: residual, to: ln2}\n  - {from: ln2, to: up}")
+    .replace("  - {from: residual_2, to: lm_head}", "  - {from: residual_2, to: final_ln}\n  - {from: final_ln, to: lm_head}")
+)
+"""The same, with both residual sums normalised: fusion merges each with its branch and its norm."""
 
 
 def in_groups(text: str, recompute: bool) -> str:

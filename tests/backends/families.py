@@ -53,9 +53,9 @@ class Given:
         """A float32 gradient that holds something."""
         return self.numbers(*shape, scale=100.0, precision="float32")
 
-    def philox(self, offset: int = 12345) -> Philox:
-        """Of a step, somewhere inside a batch."""
-        return Philox(2**40 + 7, 99, self.backend.scalar(5), offset)
+    def philox(self, width: int) -> Philox:
+        """Of a step, for rows of `width` somewhere inside a batch."""
+        return Philox(2**40 + 7, 99, self.backend.scalar(5), 12345 * width)
 
     def _draw(self) -> np.random.Generator:
         self._drawn += 1
@@ -97,7 +97,7 @@ def residual(given: Given, rate: float, rows: int, width: int, full: bool = True
     g, bias, b = given.parameter(width), given.parameter(width) if full else None, given.parameter(width) if full else None
     dsum = given.numbers(rows, width) if full else None
     into = [given.accumulator(width) if wanted else None for wanted in (full, True, full)]
-    rng = given.philox() if rate else None
+    rng = given.philox(width) if rate else None
     total, y, mean, rstd = given.backend.residual_norm(x, bias, stream, rate, rng, g, b, 1e-5)
     for accumulate in (False, True):
         dx, dstream = given.backend.residual_norm_backward(dy, dsum, total, rate, rng, g, mean, rstd, into[0], into[1], into[2], accumulate)
@@ -159,7 +159,7 @@ def lm_head(given: Given, rows: int, width: int, vocabulary: int, bias: bool = F
 
 def masks(given: Given, rows: int, width: int) -> Results:
     """Random and causal ones."""
-    backend, x, stream, rng = given.backend, given.numbers(rows, width), given.numbers(rows, width), given.philox()
+    backend, x, stream, rng = given.backend, given.numbers(rows, width), given.numbers(rows, width), given.philox(width)
     return {
         "dropout": backend.dropout(x, 0.1, rng),
         "dropout and residual": backend.dropout(x, 0.5, rng, stream),
@@ -187,7 +187,7 @@ def arrays(given: Given, rows: int, width: int) -> Results:
     return {
         "two": backend.add([x, y]), "three": backend.add([x, y, z]), "joined": backend.concatenate([x, y], 0), "copied": copied,
         "total": total, "left": parts[0], "middle": parts[1], "right": parts[2], "rows": backend.split(z, (rows - 1, 1), 0)[1],
-        "wide": backend.cast(x, "float32"), "half": backend.cast(into, "float16"),
+        "of ids": backend.cast(given.ids(rows, width, below=1000), given.precision), "wide": backend.cast(x, "float32"), "half": backend.cast(into, "float16"),
     }  # fmt: skip
 
 
@@ -232,7 +232,7 @@ def settled_step(given: Given, counts: tuple[int, ...], clip_norm: float = 1.0) 
         return {"report": np.array([4, 2 * SCALE, 0, 0, norm, SCALE]), "scale": 2 * SCALE} | _named(trained)
     end.decide(ScalerNumbers(3, SCALE, 1, True, 2, 1.0, 2.0**16))
     other = [step._replace(lr=step.lr * 10) for step in steps]
-    return {"report": end.settle(2, [other, steps], clip_norm), "scale": scale} | _named(trained)
+    return {"report": end.settle(3, [other, steps], clip_norm), "scale": scale} | _named(trained)
 
 
 def _trained(given: Given, count: int, index: int) -> Trained:
@@ -268,10 +268,9 @@ def _update(backend: Backend, trained: list[Trained], factor: float) -> None:
 
 SMALL: Mapping[str, Callable[[Given], Results]] = MappingProxyType(
     {
-        **{
-            f"activation {kind}": partial(activation, kind=kind, rows=7, width=width)
-            for kind, width in (("relu", 1), ("gelu", 33), ("silu", 8))
-        },
+        "activation relu": partial(activation, kind="relu", rows=7, width=1),
+        "activation gelu": partial(activation, kind="gelu", rows=7, width=33),
+        "activation silu": partial(activation, kind="silu", rows=7, width=8),
         "activation swiglu": partial(activation, kind="swiglu", rows=7, width=24),
         **{f"linear {kind}": partial(linear, kind=kind, rows=7, inputs=16, outputs=8) for kind in (None, "gelu", "swiglu")},
         "linear without bias": partial(linear, kind="relu", rows=33, inputs=7, outputs=5, bias=False),

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from dcnr.backends import load
+from dcnr.backends.cupy import probe
 from dcnr.backends.load import load_backend
 from dcnr.errors import BackendUnavailable
 
@@ -21,7 +22,7 @@ def test_a_named_backend_is_that_backend(name: str) -> None:
 
 def test_auto_is_the_cpu_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """No GPU package is installed here."""
-    monkeypatch.setattr(load.probe, "is_usable", lambda index: False)
+    monkeypatch.setattr(probe, "is_usable", lambda index: False)
     monkeypatch.setattr(load, "_has", lambda module: False)
     assert load_backend("auto").name == "cpu"
 
@@ -33,7 +34,7 @@ def test_a_device_that_is_named_must_be_there(name: str, monkeypatch: pytest.Mon
     def nothing(index: int) -> None:
         raise BackendUnavailable(f"There is no GPU {index}.")
 
-    monkeypatch.setattr(load.probe, "usable", nothing)
+    monkeypatch.setattr(probe, "usable", nothing)
     with pytest.raises(BackendUnavailable, match="no GPU 7"):
         load_backend(name, 7)
 

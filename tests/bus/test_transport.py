@@ -157,13 +157,88 @@ async def test_where_shared_memory_is_refused_chunks_carry_the_tensor(make: Make
     """Once, and from then on without asking again."""
     pair = await make("here")
 
-    def closed(name: str) -> segment.Segment:
+    def closed(name: str, control: int = 0) -> segment.Segment:
         raise FileNotFoundError(name)
 
     monkeypatch.setattr(segment, "attach", closed)
     await send_all(pair, [np.full(MIB, number, np.uint8) for number in range(4)])
     assert {hop.lane for hop, _ in pair.got} == {"chunks"}
     assert sorted(int(array[0]) for _, array in pair.got) == [0, 1, 2, 3]
+
+
+async def direct_pair(url: str) -> Pair:
+    """On two hosts, and connected."""
+    pair = Pair((await connect(url, "a"), await connect(url, "b")), ("here", "elsewhere"), direct=True)
+    await pair.b.listen(NET, [NODE])
+    async with asyncio.timeout(20):
+        await pair.a.met(B)
+    return pair
+
+
+async def test_peers_that_reach_each_other_use_a_connection_of_their_own(nats_url: str) -> None:
+    """Large tensors only; small ones stay with their header."""
+    pair = await direct_pair(nats_url)
+    arrays = [np.random.default_rng(number).integers(0, 255, size, np.uint8) for number, size in enumerate((100, 3 * MIB, 3 * MIB))]
+    await send_all(pair, arrays)
+    got = sorted(pair.got, key=lambda one: one[0].micro)
+    assert [hop.lane for hop, _ in got] == ["inline", "tcp", "tcp"]
+    for array, (_, other) in zip(arrays, got, strict=True):
+        np.testing.assert_array_equal(array, other)
+    await pair.close()
+
+
+async def test_the_lane_of_each_peer_and_its_speed_are_known(nats_url: str) -> None:
+    """A connection is measured when it is made, other lanes by what went over them; peers that left are not listed."""
+    pair = await direct_pair(nats_url)
+    (link,) = pair.a.links()
+    assert (link.pnode, link.lane) == (B, "tcp")
+    assert link.mb_per_s > 0
+    (back,) = pair.b.links()
+    assert (back.pnode, back.lane) == (A, "tcp")
+    pair.a.set_peers([info(A, "here")])
+    assert pair.a.links() == ()
+    await pair.close()
+
+    near = Pair((await connect(nats_url, "a"), await connect(nats_url, "b")), ("here", "here"))
+    await near.b.listen(NET, [NODE])
+    assert [(link.lane, link.mb_per_s) for link in near.a.links()] == [("shm", 0)]
+    await send_all(near, [np.zeros(4 * MIB, np.uint8)])
+    assert near.a.links()[0].mb_per_s > 0
+    await near.close()
+
+
+async def test_a_connection_that_breaks_costs_nothing_but_time(nats_url: str) -> None:
+    """Again and again in the middle of transfers: every tensor arrives once, unharmed, over whatever there is."""
+    pair = await direct_pair(nats_url)
+    arrays: list[Array] = [np.random.default_rng(number).integers(0, 255, 8 * MIB, np.uint8) for number in range(12)]
+    sending = asyncio.create_task(send_all(pair, arrays))
+    for count in range(4):
+        await until(lambda count=count: len(pair.got) > 2 * count)  # type: ignore[misc]
+        if (link := pair.a._tcp._link(B)) is not None:
+            link.abort()
+    await sending
+    for number, (hop, got) in enumerate(sorted(pair.got, key=lambda one: one[0].micro)):
+        assert hop.micro == number
+        np.testing.assert_array_equal(got, arrays[number])
+    assert pair.b.dropped.total() == 0
+    await pair.close()
+
+
+async def test_where_shared_memory_is_refused_peers_connect(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers of one machine: chunks first, then TCP."""
+    pair = Pair((await connect(nats_url, "a"), await connect(nats_url, "b")), ("here", "here"), direct=True)
+    await pair.b.listen(NET, [NODE])
+
+    def closed(name: str, control: int = 0) -> segment.Segment:
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr(segment, "attach", closed)
+    await send_all(pair, [np.zeros(MIB, np.uint8)])
+    async with asyncio.timeout(20):
+        await pair.a.met(B)
+    await pair.a.send(B, HOP, np.ones(MIB, np.uint8))
+    assert [hop.lane for hop, _ in pair.got] == ["chunks", "tcp"]
+    await pair.close()
 
 
 async def test_bad_messages_are_dropped_counted_and_do_no_harm(make: MakePair) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dcnr.cli.cluster import LocalCluster
+from dcnr.cli.cluster import LocalCluster, places
 from dcnr.errors import DcnrError, UserError
 from tests.cli.conftest import strays
 
@@ -69,5 +69,20 @@ async def test_a_part_that_cannot_start_is_the_error(tmp_path: Path) -> None:
     """Its last words are shown, and the rest is stopped."""
     with pytest.raises(DcnrError, match="agent-1 ended with exit code"):
         async with LocalCluster(tmp_path, 1, "mlx"):
+            pass
+    assert strays(tmp_path) == []
+
+
+def test_agents_take_the_devices_in_turn_and_share_their_memory() -> None:
+    """Without a device they all share the machine's, or the first GPU's."""
+    assert places(2, ()) == [("--memory", "40.000%")] * 2
+    first, second = (("--device", "5", "--memory", "40.000%"), ("--device", "7", "--memory", "80.000%"))
+    assert places(3, (5, 7)) == [first, second, first]
+
+
+async def test_agents_are_told_their_device(tmp_path: Path) -> None:
+    """The numpy backend has none, and says which one it was given."""
+    with pytest.raises(DcnrError, match=r"no device 5 to choose"):
+        async with LocalCluster(tmp_path, 1, "numpy", devices=(5,)):
             pass
     assert strays(tmp_path) == []

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from dcnr.backends.cupy import probe
 from dcnr.cli import doctor
-from dcnr.cli.doctor import Check, look_at_shared_memory, look_at_storage
+from dcnr.cli.doctor import Check, gpu_checks, look_at_shared_memory, look_at_storage
 from dcnr.cli.main import main
-from dcnr.errors import UserError
+from dcnr.errors import BackendUnavailable, UserError
 from tests.cli.conftest import Cluster
 
 
@@ -63,3 +65,28 @@ def test_storage_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
 def test_shared_memory_is_looked_at() -> None:
     """It says how much, or that the system manages it."""
     assert look_at_shared_memory()
+
+
+def refuse() -> int:
+    """A part that is not there."""
+    raise BackendUnavailable("it is not there", "get it")
+
+
+@pytest.mark.parametrize(
+    ("package", "count", "names"),
+    [
+        (refuse, refuse, ["package"]),
+        (lambda: 0, refuse, ["package", "driver"]),
+        (lambda: 0, lambda: 2, ["package", "driver", "compiler", "products", "0", "1"]),
+    ],
+    ids=["no package", "no driver", "two gpus"],
+)
+def test_a_gpu_is_looked_at_as_far_as_there_is_one(
+    package: Callable[[], int], count: Callable[[], int], names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first thing that is missing is the last that is asked for; none of it is needed."""
+    monkeypatch.setattr(probe, "cupy", package)
+    monkeypatch.setattr(probe, "device_count", count)
+    checks = list(gpu_checks())
+    assert [check.name for check in checks] == [f"gpu {name}" for name in names]
+    assert not any(check.needed for check in checks)

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dcnr.backends.base import Backend
 from dcnr.backends.cupy import probe
+from dcnr.backends.load import load_backend
 from dcnr.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -25,3 +27,27 @@ def device(request: pytest.FixtureRequest) -> CudaDevice:
     from dcnr.backends.cupy.cuda import CudaDevice
 
     return CudaDevice(0)
+
+
+@pytest.fixture(scope="session")
+def gpu(device: CudaDevice) -> Backend:
+    """The backend on it, with every fast path; new memory is full of NaN."""
+    from dcnr.backends.cupy.backend import CupyBackend
+    from tests.gpu.poisoned import PoisonedDevice
+
+    return CupyBackend(PoisonedDevice())
+
+
+@pytest.fixture(scope="session")
+def exact(device: CudaDevice) -> Backend:
+    """The same with every array in an allocation of its own."""
+    from dcnr.backends.cupy.backend import CupyBackend
+    from tests.gpu.poisoned import ExactDevice
+
+    return CupyBackend(ExactDevice())
+
+
+@pytest.fixture(scope="session")
+def numpy() -> Backend:
+    """The one that defines what is right."""
+    return load_backend("numpy")

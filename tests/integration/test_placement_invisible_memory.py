@@ -11,7 +11,7 @@ from dcnr.backends.numpy.backend import NumpyBackend
 from dcnr.bus.memory import MemoryBroker
 from dcnr.ids import NodeId, PNodeId
 from dcnr.network.graph import Graph
-from tests.agents.tiny import SEQ, VOCABULARY, A, B, C, alternate, deploy_of, graph_of, spread
+from tests.agents.tiny import NORMED, SEQ, TINY, VOCABULARY, A, B, C, alternate, deploy_of, graph_of, spread
 from tests.integration.scripted import Trainer, agents, batches, info_of
 
 STEPS = 6
@@ -21,14 +21,19 @@ Placing = Callable[[Graph, Sequence[PNodeId]], dict[NodeId, PNodeId]]
 
 
 async def losses_of(
-    homes: Mapping[NodeId, PNodeId], fuse: bool, micro_batches: int, hyper: Mapping[str, str | int | float | bool | None], threads: int
+    text: str,
+    homes: Mapping[NodeId, PNodeId],
+    fuse: bool,
+    micro_batches: int,
+    hyper: Mapping[str, str | int | float | bool | None],
+    threads: int,
 ) -> list[float]:
     """Train `STEPS` steps and return their losses."""
     broker = MemoryBroker()
     infos = [info_of(name) for name in sorted(set(homes.values()))]
-    deploy = deploy_of(homes, fuse=fuse, batch=BATCH, micro_batches=micro_batches, hyper=hyper)
+    deploy = deploy_of(homes, text=text, fuse=fuse, batch=BATCH, micro_batches=micro_batches, hyper=hyper)
     async with agents(broker, NumpyBackend(), infos, threads):
-        trainer = await Trainer.join(broker, graph_of(fuse=fuse), deploy, infos)
+        trainer = await Trainer.join(broker, graph_of(text, fuse), deploy, infos)
         try:
             await trainer.start()
             data = enumerate(batches(VOCABULARY, SEQ, BATCH, STEPS), 1)
@@ -38,11 +43,17 @@ async def losses_of(
 
 
 def train(
-    pnodes: Sequence[PNodeId], placing: Placing = spread, fuse: bool = False, micro_batches: int = 2, shards: int = 2, threads: int = 2
+    pnodes: Sequence[PNodeId],
+    placing: Placing = spread,
+    *,
+    text: str = TINY,
+    fuse: bool = False,
+    micro_batches: int = 2,
+    threads: int = 2,
 ) -> list[float]:
     """The losses of a run on `pnodes`."""
-    hyper: dict[str, str | int | float | bool | None] = {"lr": 0.03, "shards": shards, "clip_norm": 0.5}
-    return asyncio.run(losses_of(placing(graph_of(fuse=fuse), pnodes), fuse, micro_batches, hyper, threads))
+    hyper: dict[str, str | int | float | bool | None] = {"lr": 0.03, "shards": 2, "clip_norm": 0.5}
+    return asyncio.run(losses_of(text, placing(graph_of(text, fuse), pnodes), fuse, micro_batches, hyper, threads))
 
 
 @pytest.mark.parametrize("fuse", [False, True], ids=["plain", "fused"])
@@ -61,8 +72,16 @@ def test_threads_do_not_change_bits() -> None:
     assert train([A], threads=1) == train([A], threads=2)
 
 
-def test_fusion_and_micro_batches_change_no_more_than_rounding() -> None:
+def test_a_residual_norm_has_two_outputs_wherever_its_readers_are() -> None:
+    """Its normalised sum and the sum itself cross borders like any others."""
+    single = train([A], text=NORMED, fuse=True)
+    for placing in (spread, alternate):
+        assert train([A, B, C], placing, text=NORMED, fuse=True) == single
+
+
+@pytest.mark.parametrize("text", [TINY, NORMED], ids=["tiny", "normed"])
+def test_fusion_and_micro_batches_change_no_more_than_rounding(text: str) -> None:
     """In float32, losses with and without fusion and with one or three micro-batches are within 1e-5."""
-    single = train([A], micro_batches=1)
-    assert train([A], fuse=True, micro_batches=1) == pytest.approx(single, rel=1e-5)
-    assert train([A], micro_batches=3) == pytest.approx(single, rel=1e-5)
+    single = train([A], text=text, micro_batches=1)
+    assert train([A], text=text, fuse=True, micro_batches=1) == pytest.approx(single, rel=1e-5)
+    assert train([A], text=text, micro_batches=3) == pytest.approx(single, rel=1e-5)

@@ -15,7 +15,7 @@ from dcnr.network.graph import Graph
 from dcnr.network.load import load_graph
 
 NETWORKS = Path(__file__).parent.parent.parent / "networks"
-SHIPPED = ("mlp", "tiny", "shakespeare_char_cpu", "shakespeare_char", "topology_1", "topology_2")
+SHIPPED = ("mlp", "tiny", "shakespeare_char_cpu", "shakespeare_char", "shakespeare_char_recompute", "topology_1", "topology_2")
 
 MANY = settings(deadline=None, max_examples=60)
 """Examples of a random test; a loaded machine is no failure."""

@@ -64,6 +64,15 @@ def test_the_list_of_files_is_right() -> None:
         assert (str(found.vnodes), f"{found.parameters / 1e6:.{digits}f}") == (vnodes, millions)
 
 
+def test_what_recomputation_saves_is_right() -> None:
+    """The numbers of the README, by the analysis."""
+    rows = re.findall(r"^\| `(\w+)\.yml` \| ([\d,]+) \| ([\d,]+) \|$", README, re.M)
+    assert [name for name, _, _ in rows] == ["shakespeare_char", "shakespeare_char_recompute"]
+    for name, kept, again in rows:
+        found = analyze(shipped(name), rows=64)
+        assert (f"{found.activation_bytes:,}", f"{found.recompute_bytes:,}") == (kept, again)
+
+
 def test_production_names() -> None:
     """By these the topologies are known."""
     assert shipped("topology_1").name == "distributed-multi-head-attention-6l-swiglu_ffn"

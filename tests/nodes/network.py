@@ -21,6 +21,7 @@ from dcnr.nodes.norm import LayerNormConfig
 from dcnr.nodes.registry import NODE_TYPES
 from dcnr.nodes.residual import ResidualNormConfig
 from dcnr.nodes.spec import BuildArgs, NodeConfig
+from tests.tolerances import assert_close
 
 BATCH, LENGTH, WIDTH, VOCABULARY = 3, 7, 16, 33
 _SQUARE = LinearConfig(in_dim=WIDTH, out_dim=WIDTH)
@@ -91,9 +92,9 @@ class EveryType:
         self._feeds = {"ids": backend.from_host(ids), "targets": backend.from_host(targets)}
         self._nodes: dict[str, Node] = {}
         self._envs: dict[str, Env] = {}
-        self.step = backend.scalar(5)
+        self._step = backend.scalar(0)
         self.losses: list[Array] = []
-        shared = {"step": self.step, "weight": backend.scalar(0.25), "loss_scale": backend.scalar(8.0)}
+        shared = {"step": self._step, "weight": backend.scalar(0.25), "loss_scale": backend.scalar(8.0)}
         shapes: dict[str, tuple[Shape, ...]] = {"ids": ((LENGTH,),), "targets": ((LENGTH,),)}
         for one in LAYERS:
             given = tuple(shapes[name][slot] for name, slot in map(_port, one.inputs))
@@ -113,6 +114,13 @@ class EveryType:
             backend=self.backend, params=params, grads=grads, accumulate=False, activation=self.precision,
             seed=11, first_row=2, training=True, **shared,
         )  # fmt: skip
+
+    def set_step(self, step: int) -> None:
+        """For all passes from now on."""
+        (number,) = self.backend.set_scalars([self._step], [step])
+        self._step = number
+        for env in self._envs.values():
+            env.step = number
 
     def run(self) -> None:
         """A pass forward and backward. Gradients are in the accumulators, losses in `losses`."""
@@ -149,6 +157,25 @@ class EveryType:
         named = {f"{one.name}.{name}": array for one in LAYERS for name, array in self._envs[one.name].grads.items()}
         losses = {f"loss {index}": np.asarray(loss, np.float64) for index, loss in enumerate(self.backend.fetch(self.losses).wait())}
         return losses | {name: np.array(self.backend.to_host(array)) for name, array in named.items()}
+
+
+def check_recorded_passes(backend: Backend, definition: Backend, precision: Precision) -> None:
+    """Passes of several steps equal those of `definition`, though all but the first two are replays of a recording.
+
+    A recording holds no copy from or to the host and does not wait, so neither does a pass: nothing falls back to the host.
+    """
+    network, right = EveryType(backend, precision), EveryType(definition, precision)
+    recording = backend.recording()
+    assert recording is not None
+    for step in range(4):
+        network.set_step(step)
+        right.set_step(step)
+        recording.run(network.run)
+        right.run()
+        actual, wanted = network.results(), right.results()
+        assert actual.keys() == wanted.keys()
+        for name, array in wanted.items():
+            assert_close(actual[name], array, precision, f"step {step}, {name}")
 
 
 def _port(name: str) -> tuple[str, int]:

@@ -112,7 +112,7 @@ def test_a_session_without_pnodes_goes_on_when_one_joins(cluster: Cluster) -> No
 
 def test_a_waiting_session_is_offered_the_fleet_every_five_seconds(cluster: Cluster) -> None:
     """Memory that became free is found without an event that says so."""
-    full = Heard(Heartbeat(replace(info("a"), memory_used=info("a").memory_total), ()))
+    full = Heard(Heartbeat(info("a"), (Hosted(SessionId("other"), Epoch(1), 0, 1, info("a").memory_total),)))
     cluster.handle(full, 0.0)
     cluster.handle(CreateSession(1, record(), graph()), 0.0)
     assert state(cluster) is S.WAITING

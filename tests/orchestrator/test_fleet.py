@@ -162,5 +162,12 @@ def test_the_newest_memory_and_sessions_are_known(fleet: Fleet) -> None:
     hosted = (Hosted(SessionId("s"), Epoch(1), 3, 2, 100),)
     fuller = replace(info("a"), memory_used=500)
     assert fleet.handle(Heard(Heartbeat(fuller, hosted)), 0.5) == []
-    assert fleet.eligible() == (fuller,)
+    assert fleet.members[A].record.info == fuller
     assert fleet.members[A].hosted == hosted
+
+
+def test_memory_that_sessions_may_come_to_need_is_not_offered(fleet: Fleet) -> None:
+    """What a backend happens to hold says little: a pool keeps what it once had, and a session that was just deployed has little yet."""
+    hosted = tuple(Hosted(SessionId(name), Epoch(1), 0, 2, size) for name, size in (("s", 100), ("t", 20)))
+    fleet.handle(Heard(Heartbeat(replace(info("a"), memory_used=500), hosted)), 0.0)
+    assert fleet.eligible() == (replace(info("a"), memory_used=120),)

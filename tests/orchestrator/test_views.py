@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dcnr.bus import codec
-from dcnr.bus.messages import Heartbeat, Hosted
+from dcnr.bus.messages import Heartbeat, Hosted, PeerLink
 from dcnr.ids import Epoch, NetworkId, PNodeId
 from dcnr.orchestrator import views
 from dcnr.orchestrator.cluster import Cluster
@@ -20,7 +20,8 @@ def cluster() -> Cluster:
     one = Cluster(Records(), Settings(PNodeId("trainer-1"), "file:///data"), 0.0)
     one.handle(Heard(Heartbeat(replace(info("a"), memory_used=5), ())), 0.0)
     one.handle(CreateSession(1, record(), graph()), 0.1)
-    one.handle(Heard(Heartbeat(replace(info("a"), memory_used=7), (Hosted(SESSION, Epoch(1), 0, 3, 7),))), 0.2)
+    links = (PeerLink(PNodeId("b"), "tcp", 1234.5),)
+    one.handle(Heard(Heartbeat(replace(info("a"), memory_used=7), (Hosted(SESSION, Epoch(1), 0, 3, 7),), links=links)), 0.2)
     return one
 
 
@@ -51,6 +52,10 @@ def test_a_pnode_shows_what_it_last_said_and_what_it_is_to_hold() -> None:
     one = cluster()
     shown = views.pnode_details(one, PNodeId("a"))
     assert (shown["memory_used"], shown["vnodes"], shown["sessions"], shown["reason"]) == (7, 3, ["s"], "")
+    assert shown["links"] == [{"peer": "b", "lane": "tcp", "mb_per_s": 1234.5}]
     assert shown["nodes"] == {"s": ["embed", "act", "loss"]}
+    assert [(row["session"], row["vnode"]) for row in shown["memory"]] == [("s", "embed"), ("s", "act"), ("s", "loss")]
+    embed = shown["memory"][0]
+    assert embed["optimizer_bytes"] > embed["parameter_bytes"] > embed["activation_bytes"] > embed["recompute_bytes"] == 0
     one.handle(DrainPNode(1, PNodeId("a")), 0.3)
     assert views.pnode_row(one.fleet.members[PNodeId("a")])["reason"] == "draining"

@@ -46,7 +46,7 @@ def test_memory_grows_with_rows_where_it_should() -> None:
     one, four = analyze(shipped("topology_1"), rows=1), analyze(shipped("topology_1"), rows=4)
     assert four.activation_bytes == 4 * one.activation_bytes
     assert (four.parameter_bytes, four.optimizer_bytes) == (one.parameter_bytes, one.optimizer_bytes) == (27_185_664 * 6, 27_185_664 * 16)
-    assert analyze(shipped("topology_1"), rows=1, fuse=False).activation_bytes > 1.5 * one.activation_bytes
+    assert analyze(shipped("topology_1"), rows=1, fuse=False).activation_bytes > 1.3 * one.activation_bytes
 
 
 def test_crossings_are_those_of_the_placement() -> None:

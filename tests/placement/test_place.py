@@ -13,7 +13,7 @@ from dcnr.ids import PNodeId
 from dcnr.network.graph import Graph
 from dcnr.passes import prepare
 from dcnr.placement.assignment import Assignment
-from dcnr.placement.cost import node_cost
+from dcnr.placement.cost import graph_costs
 from dcnr.placement.groups import together
 from dcnr.placement.place import SLACK, Host, place
 from dcnr.placement.segments import cut_segments
@@ -30,7 +30,14 @@ def hosts(count: int, memory: int = 64 * GIB, cores: int = 2) -> list[Host]:
 
 def flops(graph: Graph, assignment: Assignment) -> list[int]:
     """Of each PNode."""
-    return [sum(node_cost(graph.by_id[node], 2).flops for node in assignment.nodes_of(pnode)) for pnode in assignment.pnodes]
+    costs = graph_costs(graph, 2)
+    return [sum(costs[node].flops for node in assignment.nodes_of(pnode)) for pnode in assignment.pnodes]
+
+
+def held(graph: Graph, assignment: Assignment, pnode: str) -> int:
+    """Bytes on one host."""
+    costs = graph_costs(graph, 2, place=lambda node: assignment[node.id])
+    return sum(costs[node].bytes for node in assignment.nodes_of(PNodeId(pnode)))
 
 
 @pytest.mark.parametrize("fuse", [True, False])
@@ -88,7 +95,8 @@ def test_the_search_finds_the_best_there_is() -> None:
     """Against every contiguous division of a small network."""
     graph = prepare(shipped("shakespeare_char_cpu"), fuse=True)
     groups = together(graph)
-    work = [sum(node_cost(graph.by_id[node], 2).flops for node in group.nodes) for group in groups]
+    costs = graph_costs(graph, 2)
+    work = [sum(costs[node].flops for node in group.nodes) for group in groups]
     best = min(
         max(sum(work[:first]), sum(work[first:second]), sum(work[second:]))
         for first, second in itertools.combinations(range(1, len(groups)), 2)
@@ -100,7 +108,7 @@ def test_faster_hosts_get_more() -> None:
     """Three times the cores, so many times the work that both finish at about the same time."""
     graph = prepare(shipped("shakespeare_char"), fuse=True)
     assignment = place(graph, [Host(PNodeId("a"), 64 * GIB, 1), Host(PNodeId("b"), 64 * GIB, 3)], rows=2)
-    slow, fast = (sum(node_cost(graph.by_id[node], 2).flops for node in assignment.nodes_of(PNodeId(name))) for name in "ab")
+    slow, fast = flops(graph, assignment)
     assert max(slow, fast / 3) <= 1.15 * (slow + fast) / 4
 
 
@@ -109,10 +117,10 @@ def test_memory_is_honoured() -> None:
     graph = prepare(shipped("topology_1"), fuse=True)
     small, large = 40 * 2**20, 64 * GIB
     assignment = place(graph, [Host(PNodeId("a"), large, 2), Host(PNodeId("b"), small, 2)], rows=2)
-    assert sum(node_cost(graph.by_id[node], 2).bytes for node in assignment.nodes_of(PNodeId("b"))) <= small
+    assert held(graph, assignment, "b") <= small
     assert assignment.pnodes == ("a", "b")
     swapped = place(graph, [Host(PNodeId("a"), small, 2), Host(PNodeId("b"), large, 2)], rows=2)
-    assert sum(node_cost(graph.by_id[node], 2).bytes for node in swapped.nodes_of(PNodeId("a"))) <= small
+    assert held(graph, swapped, "a") <= small
 
 
 def test_a_host_without_memory_is_left_out() -> None:

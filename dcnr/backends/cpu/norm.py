@@ -21,6 +21,8 @@ from dcnr.backends.cpu.pool import Pool
 from dcnr.backends.cpu.random import KEY, TILE, Key, keep_all, key_of
 
 Floats = npt.NDArray[Any]
+CHUNK = 4096
+"""Elements of the residual stream that are done at a time, so few that those of all arrays fit the L2 cache."""
 NO_ROWS = np.empty((0, 0), np.float32)
 
 Mask = tuple[Key, int, int, float]
@@ -127,7 +129,7 @@ def residual_norm_kernel(
     rows, width = x_RD.shape
     key, offset, threshold, scale = mask
     x_N, residual_N, sum_N = x_RD.reshape(-1), residual_RD.reshape(-1), sum_RD.reshape(-1)
-    step = max(1, TILE // width)
+    step = max(1, CHUNK // width)
     branch = np.empty(step * width, np.float32)
     words = np.empty(TILE // 4, np.uint64)
     for first in range(0, rows, step):
@@ -154,7 +156,7 @@ def residual_norm_backward_kernel(
     rows, width = dy_RD.shape
     key, offset, threshold, scale = mask
     dx_N, dresidual_N = dx_RD.reshape(-1), dresidual_RD.reshape(-1)
-    step = max(1, TILE // width)
+    step = max(1, CHUNK // width)
     words = np.empty(TILE // 4, np.uint64)
     nothing = np.empty(0, np.float32)
     if not accumulate:
@@ -166,7 +168,8 @@ def residual_norm_backward_kernel(
         here = slice(first * width, last * width)
         for r in range(first, last):
             back_row(dy_RD[r], sum_RD[r], g_D, mean_R[r], rstd_R[r], dresidual_RD[r], dg_D, db_D)
-            if dsum_RD.size:
+        if dsum_RD.size:
+            for r in range(first, last):
                 add_row(dresidual_RD[r], dsum_RD[r])
         if threshold:
             keep_all(key, threshold, scale, offset + first * width, words, dresidual_N[here], nothing, dx_N[here])

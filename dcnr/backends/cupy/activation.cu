@@ -28,27 +28,26 @@ DI float slope(float x) {
 }
 
 #ifndef SUMS
-KERNEL __launch_bounds__(256, STORAGE == 3 ? 3 : 4)
+KERNEL __launch_bounds__(256, STORAGE == 3 ? 3 : GATED ? 4 : 5)
 activate(const store_t* x, const param_t* bias, store_t* y, int rows, int columns, int lanes) {
   constexpr int ROWS = GATED ? 2 : 4;  // in flight
   const Place at(lanes);
   if (at.column >= columns) return;
-  const u64 pitch = (u64)HALVES * columns;
   float b[HALVES][GROUP];
 #pragma unroll
   for (int h = 0; h < HALVES; h++) load_optional(bias, (u64)h * columns + at.column, b[h]);
-  for (int first = blockIdx.x * at.rows * ROWS + at.row; first < rows; first += gridDim.x * at.rows * ROWS) {
-    const store_t* from = x + first * pitch + at.column;
-    store_t* to = y + (u64)first * columns + at.column;
+  const int hop = at.rows * ROWS;
+  for (int first = blockIdx.x * hop + at.row; first < rows; first += gridDim.x * hop) {
     Raw raw[ROWS][HALVES];
 #pragma unroll
-    for (int k = 0; k < ROWS; k++, from += at.rows * pitch)
+    for (int k = 0; k < ROWS; k++)
       if (first + k * at.rows < rows) {
+        const store_t* from = x + (u64)(first + k * at.rows) * (HALVES * columns) + at.column;
 #pragma unroll
         for (int h = 0; h < HALVES; h++) raw[k][h] = fetch_group(from + h * columns);
       }
 #pragma unroll
-    for (int k = 0; k < ROWS; k++, to += (u64)at.rows * columns)
+    for (int k = 0; k < ROWS; k++)
       if (first + k * at.rows < rows) {
         float f[HALVES][GROUP];
 #pragma unroll
@@ -59,7 +58,7 @@ activate(const store_t* x, const param_t* bias, store_t* y, int rows, int column
           if constexpr (GATED) { const float g = f[1][e] + b[1][e]; f[0][e] = v * g * sigmoid(g); }
           else f[0][e] = activated(v);
         }
-        store_group(to, f[0]);
+        store_group(y + (u64)(first + k * at.rows) * columns + at.column, f[0]);
       }
   }
 } EXPORT(activate)

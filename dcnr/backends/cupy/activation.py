@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from dcnr.backends.base import Activation
 from dcnr.backends.cupy.array import DeviceArray
-from dcnr.backends.cupy.arrays import FLOAT32, group
+from dcnr.backends.cupy.arrays import FLOAT32, cast, group
 from dcnr.backends.cupy.columns import no_rows, reduce_columns
 from dcnr.backends.cupy.device import Device, blocks, parameter, storage
 
@@ -73,7 +73,8 @@ def backward(
     into_bias: DeviceArray | None, accumulate: bool,
 ) -> DeviceArray:  # fmt: skip
     """d(pre), shaped as `pre`; its column sums go to `into_bias`, if there is one."""
-    dx = device.empty(pre.shape, pre.dtype)
+    dx = device.empty(pre.shape, dy.dtype)
+    pre = cast(device, pre, dy.dtype)
     if not pre.size:
         no_rows(device, (into_bias,), accumulate)
         return dx

@@ -57,4 +57,4 @@ class DeviceArray:
             if stride != 1:
                 raise ValueError("a device array is only cut into consecutive rows")
             return DeviceArray(self.ptr + start * row, (max(0, stop - start), *self.shape[1:]), self.dtype, self.owner)
-        return DeviceArray(self.ptr + index * row, self.shape[1:], self.dtype, self.owner)
+        return DeviceArray(self.ptr + range(self.shape[0])[index] * row, self.shape[1:], self.dtype, self.owner)

@@ -8,7 +8,7 @@ place, in a kernel of their own; v stays as it came: its bias is added to the ou
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -36,8 +36,8 @@ class Way(NamedTuple):
     rows: int
     """Positions of a block."""
     threads: int
-    shared: tuple[int, int, int]
-    """Bytes for forward, dq, dkv."""
+    shared: Mapping[str, int]
+    """Bytes that each kernel takes."""
 
 
 class Shape(NamedTuple):
@@ -65,7 +65,8 @@ def attention(
         way = _way(device, qkv_BTF, shape, fused)
         _turn(device, qkv_BTF, bias_F, shape, rope)
         source = _maps(device, way, shape, (qkv_BTF,)) or (qkv_BTF,)
-        _run(device, way, 0, shape, causal, bias_F, (*source, o_BTD, lse, bias_F), qkv_BTF)
+        defines = *_defines(shape, qkv_BTF, bias_F), f"CAUSAL={int(causal)}"
+        _run(device, way, "attention", shape, defines, (*source, o_BTD, lse, bias_F))
     return o_BTD, (qkv_BTF, lse)
 
 
@@ -87,8 +88,9 @@ def attention_backward(
     source = _maps(device, way, shape, (qkv_BTF, do_BTD))
     for_dq = (*(source or (qkv_BTF,)), o_BTD, do_BTD, bias_F, lse, delta, turns, dqkv_BTF, parts)
     for_dkv = (*(source or (qkv_BTF, do_BTD)), lse, delta, turns, dqkv_BTF, parts)
-    _run(device, way, 1, shape, causal, bias_F, for_dq, qkv_BTF)
-    _run(device, way, 2, shape, causal, bias_F, for_dkv, qkv_BTF)
+    defines = *_defines(shape, qkv_BTF, bias_F), f"CAUSAL={int(causal)}"
+    _run(device, way, "attention_dq", shape, defines, for_dq)
+    _run(device, way, "attention_dkv", shape, defines, for_dkv)
     if parts is not None:
         reduce_columns(device, parts, [into_bias], accumulate)
     return dqkv_BTF
@@ -103,35 +105,42 @@ def _way(device: Device, qkv_BTF: DeviceArray, shape: Shape, fused: bool) -> Way
     head_dim = shape.head_dim
     fast = fused and qkv_BTF.dtype.itemsize == 2 and device.capability >= 80
     if fast and device.capability == 90 and head_dim in HOPPER_DIMS:
-        tile = TILE * head_dim * 2
-        slack = 1024 + 64  # tiles start at multiples of 1,024 bytes; two barriers
-        return Way("attention_hopper", TILE, 128, (5 * tile + slack, 6 * tile + slack, 6 * tile + 1024 + slack))
+        return _hopper(TILE * head_dim * 2)
     if fast and head_dim in MMA_DIMS:
-        own, row = TILE * head_dim * 2, head_dim * 2
-        side, back = 64 if head_dim <= 64 else 32, 32 if head_dim <= 96 else 16  # rows of the other side, two stages of two tiles
-        return Way("attention_mma", TILE, 128, (own + 4 * side * row, 2 * own + 4 * back * row, 2 * own + 4 * back * row + 16 * back))
+        return _mma(head_dim)
     if head_dim > LARGEST_DIM:
         raise BackendUnavailable(
-            f"Attention on a GPU takes heads of at most {LARGEST_DIM} numbers, this one has {head_dim}.", "Use more heads, or another backend."
+            f"Attention on a GPU takes heads of at most {LARGEST_DIM} numbers, this one has {head_dim}.",
+            "Use more heads, or another backend.",
         )
     rows, threads = (32, 256) if head_dim <= 64 else (16, 256) if head_dim <= 160 else (8, 64)
-    return Way("attention_simt", rows, threads, (0, 0, 0))
+    return Way("attention_simt", rows, threads, _shared(0, 0, 0))
 
 
-_NAMES = ("attention", "attention_dq", "attention_dkv")
+def _hopper(tile: int) -> Way:
+    slack = 1024 + 64  # tiles start at multiples of 1,024 bytes; two barriers
+    return Way("attention_hopper", TILE, 128, _shared(5 * tile + slack, 6 * tile + slack, 6 * tile + slack + 1024))
 
 
-def _run(
-    device: Device, way: Way, which: int, shape: Shape, causal: bool, bias_F: DeviceArray | None, args: Sequence[Argument], like: DeviceArray
-) -> None:
-    kernel = device.kernel(way.source, _NAMES[which], *_defines(shape, bias_F, like), f"CAUSAL={int(causal)}")
+def _mma(head_dim: int) -> Way:
+    row, side, back = head_dim * 2, 64 if head_dim <= 64 else 32, 32 if head_dim <= 96 else 16  # bytes; rows of a tile of the other side
+    own, others, back_others = TILE * row, 4 * side * row, 4 * back * row  # two stages of two tiles
+    return Way("attention_mma", TILE, 128, _shared(own + others, 2 * own + back_others, 2 * own + back_others + 16 * back))
+
+
+def _shared(forward: int, dq: int, dkv: int) -> Mapping[str, int]:
+    return {"attention": forward, "attention_dq": dq, "attention_dkv": dkv}
+
+
+def _run(device: Device, way: Way, name: str, shape: Shape, defines: Sequence[str], args: Sequence[Argument]) -> None:
     grid = blocks(shape.length, way.rows) * shape.batch * shape.heads, 1
     scale = 1.0 / math.sqrt(shape.head_dim)
-    device.launch(kernel, grid, way.threads, (*args, shape.length, shape.heads, scale), way.shared[which])
+    kernel = device.kernel(way.source, name, *defines)
+    device.launch(kernel, grid, way.threads, (*args, shape.length, shape.heads, scale), way.shared[name])
 
 
-def _defines(shape: Shape, bias_F: DeviceArray | None, like: DeviceArray) -> tuple[str, ...]:
-    return f"HEAD_DIM={shape.head_dim}", storage(like.dtype), parameter((bias_F or like).dtype)
+def _defines(shape: Shape, qkv_BTF: DeviceArray, bias_F: DeviceArray | None) -> tuple[str, ...]:
+    return f"HEAD_DIM={shape.head_dim}", storage(qkv_BTF.dtype), parameter((bias_F or qkv_BTF).dtype)
 
 
 def _maps(device: Device, way: Way, shape: Shape, arrays: Sequence[DeviceArray]) -> tuple[bytes, ...]:
@@ -152,7 +161,7 @@ def _turn(device: Device, qkv_BTF: DeviceArray, bias_F: DeviceArray | None, shap
     if rope is None and bias_F is None:
         return
     size = group(qkv_BTF, *[bias_F] if bias_F else [], width=shape.head_dim)
-    kernel = device.kernel("attention_rope", "turn", *_defines(shape, bias_F, qkv_BTF), f"GROUP={size}")
+    kernel = device.kernel("attention_rope", "turn", *_defines(shape, qkv_BTF, bias_F), f"GROUP={size}")
     rows = shape.batch * shape.length
     grid = blocks(rows * 2 * shape.heads * blocks(shape.head_dim, max(size, 2)), 256), 1
     args = (qkv_BTF, _turns(device, rope, shape), bias_F, np.uint64(rows), shape.length, shape.heads)

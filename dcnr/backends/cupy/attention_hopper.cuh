@@ -2,7 +2,7 @@
 // float16 or bfloat16, HEAD_DIM 64 or 128 (then a tile is two of 64 columns, one behind the other). See attention.cuh for the arrays.
 // mq is the map of qkv as [B][T][3 H][HEAD_DIM], mg that of dO as [B][T][H][HEAD_DIM], boxes 64 x 1 x 64 x 1.
 #pragma once
-#include "attention.cuh"
+#include "attention_epilogue.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 constexpr int HALVES = HEAD_DIM / 64;

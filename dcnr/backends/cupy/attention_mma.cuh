@@ -2,7 +2,7 @@
 // Blocks of four warps own 64 rows (queries; keys in dK and dV), each warp 16 of them; tiles of the other side come by cp.async.
 // Every output is summed by one warp in a fixed order.
 #pragma once
-#include "attention.cuh"
+#include "attention_epilogue.cuh"
 constexpr int DIM = HEAD_DIM, STEPS = DIM / 16, TILES_N = DIM / 8;
 constexpr int WAY_SIDE = DIM <= 64 ? 64 : 32, BACK_SIDE = DIM <= 96 ? 32 : 16;  // rows of a tile of the other side: registers set the limit
 constexpr u32 OWN = 64 * DIM * 2;                               // bytes
@@ -216,7 +216,8 @@ DI void attn_dkv(const store_t* qkv, const store_t* dout, const float* lse, cons
   constexpr u32 TILE = SIDE * DIM * 2;
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, g = lane >> 2, t = lane & 3, tiles = (T + 63) / 64;
   const Place at = place(tiles, H, false);
-  const int n0 = at.tile * 64, w0 = n0 + warp * 16, lo = H * DIM, ld = 3 * lo, first = CAUSAL ? n0 / SIDE : 0, count = (T + SIDE - 1) / SIDE;
+  const int n0 = at.tile * 64, w0 = n0 + warp * 16, lo = H * DIM, ld = 3 * lo;
+  const int first = CAUSAL ? n0 / SIDE : 0, count = (T + SIDE - 1) / SIDE;
   const float sc = scale * LOG2E;
   const u64 rows = (u64)at.bh * tiles * 64, heads3 = (u64)at.b * T * ld + at.h * DIM;
   const store_t *Q = qkv + heads3, *G = dout + (u64)at.b * T * lo + at.h * DIM;

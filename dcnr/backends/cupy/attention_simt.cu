@@ -82,7 +82,8 @@ DI float row_max(float v) {
   return v;
 }
 // acc times `scale`, turned back, to rows of dst; its column sums to `part`. `tile` is free again for everybody.
-DI void store_gradient(Acc& acc, float* tile, const float2* turns, float scale, store_t* dst, float* part, int row0, int T, int ld, int ty, int tx) {
+DI void store_gradient(Acc& acc, float* tile, const float2* turns, float scale, store_t* dst, float* part, int row0, int T, int ld) {
+  const int ty = threadIdx.x / ACROSS, tx = threadIdx.x % ACROSS;
 #pragma unroll
   for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -113,7 +114,8 @@ DI void store_gradient(Acc& acc, float* tile, const float2* turns, float scale, 
     }
 }
 
-KERNEL __launch_bounds__(THREADS) attention(const store_t* qkv, store_t* o, float* lse, const param_t* bias, int T, int H, float scale) {
+KERNEL __launch_bounds__(THREADS, 2)
+attention(const store_t* qkv, store_t* o, float* lse, const param_t* bias, int T, int H, float scale) {
   __shared__ V4 memory[(3 * SIZE + SIZE_S) / 4];
   float *sQ = (float*)memory, *sK = sQ + SIZE, *sV = sK + SIZE, *sP = sV + SIZE;
   const int ty = threadIdx.x / ACROSS, tx = threadIdx.x % ACROSS, lo = H * DIM, ld = 3 * lo;
@@ -177,8 +179,9 @@ KERNEL __launch_bounds__(THREADS) attention(const store_t* qkv, store_t* o, floa
 EXPORT(attention)
 
 // dQ; also writes delta, which attention_dkv needs: launch this one first
-KERNEL __launch_bounds__(THREADS) attention_dq(const store_t* qkv, const store_t* o, const store_t* dout, const param_t* bias, const float* lse,
-    float* delta, const float2* turns, store_t* dqkv, float* parts, int T, int H, float scale) {
+KERNEL __launch_bounds__(THREADS, 2)
+attention_dq(const store_t* qkv, const store_t* o, const store_t* dout, const param_t* bias, const float* lse, float* delta,
+    const float2* turns, store_t* dqkv, float* parts, int T, int H, float scale) {
   __shared__ V4 memory[(4 * SIZE + SIZE_S) / 4];
   float *sQ = (float*)memory, *sG = sQ + SIZE, *sK = sG + SIZE, *sV = sK + SIZE, *sP = sV + SIZE;
   const int ty = threadIdx.x / ACROSS, tx = threadIdx.x % ACROSS, lo = H * DIM, ld = 3 * lo;
@@ -226,13 +229,14 @@ KERNEL __launch_bounds__(THREADS) attention_dq(const store_t* qkv, const store_t
   }
   __syncthreads();
   float* part = parts ? parts + ((u64)at.b * at.tiles + at.tile) * ld + at.h * DIM : parts;
-  store_gradient(acc, sQ, turns, scale, dqkv + heads3, part, m0, T, ld, ty, tx);
+  store_gradient(acc, sQ, turns, scale, dqkv + heads3, part, m0, T, ld);
 }
 EXPORT(attention_dq)
 
 // dK and dV of a block of keys: rows of scores are keys, columns queries
-KERNEL __launch_bounds__(THREADS) attention_dkv(const store_t* qkv, const store_t* dout, const float* lse, const float* delta,
-    const float2* turns, store_t* dqkv, float* parts, int T, int H, float scale) {
+KERNEL __launch_bounds__(THREADS, 2)
+attention_dkv(const store_t* qkv, const store_t* dout, const float* lse, const float* delta, const float2* turns,
+    store_t* dqkv, float* parts, int T, int H, float scale) {
   __shared__ V4 memory[(4 * SIZE + 2 * SIZE_S) / 4];
   float *sK = (float*)memory, *sV = sK + SIZE, *sQ = sV + SIZE, *sG = sQ + SIZE, *sP = sG + SIZE, *sS = sP + SIZE_S;
   const int ty = threadIdx.x / ACROSS, tx = threadIdx.x % ACROSS, lo = H * DIM, ld = 3 * lo;
@@ -272,7 +276,7 @@ KERNEL __launch_bounds__(THREADS) attention_dkv(const store_t* qkv, const store_
   }
   __syncthreads();
   float* part = parts ? parts + ((u64)at.b * at.tiles + at.tile) * ld + lo + at.h * DIM : parts;
-  store_gradient(dk, sK, turns, scale, dqkv + heads3 + lo, part, n0, T, ld, ty, tx);
-  store_gradient(dv, sV, nullptr, 1.f, dqkv + heads3 + 2 * lo, part ? part + lo : part, n0, T, ld, ty, tx);
+  store_gradient(dk, sK, turns, scale, dqkv + heads3 + lo, part, n0, T, ld);
+  store_gradient(dv, sV, nullptr, 1.f, dqkv + heads3 + 2 * lo, part ? part + lo : part, n0, T, ld);
 }
 EXPORT(attention_dkv)

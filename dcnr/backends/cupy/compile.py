@@ -15,6 +15,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,10 +63,9 @@ def load_cubin(source: str, defines: Sequence[str], arch: str) -> bytes:
     parts = (text, *headers_of(text).values(), *sorted(defines), *OPTIONS, arch, ".".join(map(str, nvrtc_version())))
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     kept = CACHE / f"{source}-{key[:32]}.cubin"
-    try:
+    with suppress(OSError):
         return kept.read_bytes()
-    except OSError:
-        cubin = compile_source(source, defines, arch).cubin
+    cubin = compile_source(source, defines, arch).cubin
     _keep(kept, cubin)
     return cubin
 
@@ -95,13 +95,11 @@ def nvrtc_version() -> tuple[int, int]:
 
 def _keep(kept: Path, cubin: bytes) -> None:
     """Write it whole or not at all; where the folder cannot be written, the next process compiles again."""
-    try:
+    with suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as file:
             file.write(cubin)
         os.replace(file.name, kept)
-    except OSError:
-        return
 
 
 class _Program:

@@ -6,9 +6,9 @@
 // A row is held in registers by THREADS threads (`*_held`: 16-byte accesses only), or read twice by GROUP threads (any size, any alignment).
 #include "double.cuh"
 #ifndef THREADS
-#define THREADS 512
-#define VECTORS 8
-#define BLOCKS 2
+#define THREADS 128
+#define VECTORS 2
+#define BLOCKS 10
 #endif
 #ifndef GROUP
 #define GROUP 256

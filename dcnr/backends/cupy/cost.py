@@ -63,14 +63,15 @@ def cross_entropy_of_probabilities(
 def mean_squared_error(
     device: Device, x: DeviceArray, target: DeviceArray, weight: DeviceArray, grad_scale: DeviceArray
 ) -> tuple[DeviceArray, DeviceArray]:
-    """See `Backend.mean_squared_error`."""
-    gradient = device.empty(x.shape, x.dtype)
-    rows = x.size // max(1, x.shape[-1])
-    losses_R = device.empty((rows,), FLOAT32)
+    """See `Backend.mean_squared_error`. Numbers of another dtype than x meet it in float32."""
     are_ids = target.dtype.kind in "iu"
-    wanted, ids = (None, target) if are_ids else (cast(device, target, x.dtype), None)
-    _rows(device, "squared_error", x, (x, wanted, ids, gradient, losses_R, weight, grad_scale), rows)
-    return _total(device, losses_R, weight), gradient
+    dtype = x.dtype if are_ids or target.dtype == x.dtype else FLOAT32
+    y = cast(device, x, dtype)
+    gradient = device.empty(x.shape, dtype)
+    losses_R = device.empty((x.size // x.shape[-1],), FLOAT32)
+    numbers, ids = (None, target) if are_ids else (cast(device, target, dtype), None)
+    _rows(device, "squared_error", y, (y, numbers, ids, gradient, losses_R, weight, grad_scale), losses_R.size)
+    return _total(device, losses_R, weight), cast(device, gradient, x.dtype)
 
 
 def lm_head_cross_entropy(
@@ -84,9 +85,8 @@ def lm_head_cross_entropy(
     into_w: DeviceArray | None,
     into_b: DeviceArray | None,
     accumulate: bool,
-    fused: bool = True,
 ) -> tuple[DeviceArray, DeviceArray | None]:
-    """See `Backend.lm_head_cross_entropy`. Not `fused`: all logits exist at once. Operands of different dtypes meet in float32."""
+    """See `Backend.lm_head_cross_entropy`. Operands of different dtypes meet in float32."""
     dtype = x.dtype if x.dtype == w_VD.dtype else FLOAT32
     vocabulary, width = w_VD.shape
     rows = targets.size
@@ -94,7 +94,7 @@ def lm_head_cross_entropy(
     bias = None if b_V is None else cast(device, b_V, FLOAT32)
     factors = Factors(weight, grad_scale)
     losses_R = device.empty((rows,), FLOAT32)
-    chunk = chunk_rows(rows, vocabulary * dtype.itemsize) if fused else rows
+    chunk = chunk_rows(rows, vocabulary * dtype.itemsize)
     logits_CV = device.empty((chunk, vocabulary), dtype)
     dx_RD = None if into_w is None else device.empty((rows, width), dtype)
     for start in range(0, rows, max(1, chunk)):

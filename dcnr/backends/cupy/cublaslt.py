@@ -15,11 +15,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dcnr.backends.cupy.array import DeviceArray
+import numpy as np
+
+from dcnr.backends.cupy.array import DeviceArray, Dtype
 from dcnr.backends.cupy.device import Product
 from dcnr.backends.cupy.libraries import load_library
 from dcnr.errors import BackendUnavailable, InvariantError
 
+FLOAT32 = np.dtype(np.float32)
 WORKSPACE = 64 << 20
 """Bytes."""
 REMEDY = "pip install nvidia-cublas (nvidia-cublas-cu12 with a driver for CUDA 12)"
@@ -31,6 +34,7 @@ EPILOGUE_BIAS = 4
 MAX_WORKSPACE, ALIGNMENT_A, ALIGNMENT_B, ALIGNMENT_C, ALIGNMENT_D = 1, 5, 6, 7, 8
 DATA_TYPES: Mapping[str, int] = MappingProxyType({"float32": 0, "float16": 2, "bfloat16": 14})
 MAX_ALIGNMENT = 256
+ALIGNED = (MAX_ALIGNMENT, MAX_ALIGNMENT, MAX_ALIGNMENT)
 
 
 class _Heuristic(ctypes.Structure):
@@ -46,14 +50,14 @@ class _Heuristic(ctypes.Structure):
 
 
 class Key(NamedTuple):
-    """What a plan depends on. Alignments of a, b and out in bytes."""
+    """What a plan depends on: of out [m, n] = a [m, k] b [k, n], with alignments of a, b and out in bytes."""
 
     kind: Product
     m: int
     n: int
     k: int
-    dtype: str
-    out_dtype: str
+    dtype: Dtype
+    out_dtype: Dtype
     bias: bool
     alignments: tuple[int, int, int]
 
@@ -65,26 +69,26 @@ class Products:
         """`workspace` has `WORKSPACE` bytes; `stream` is a CUDA stream of the current device."""
         self._workspace = workspace
         self._stream = stream
-        self._plans: dict[Key, _Plan] = {}
+        self._plans: dict[tuple[object, ...], _Plan] = {}
+        """By `Key`, as a bare tuple."""
         handle = ctypes.c_void_p()
         _check(_library().cublasLtCreate(ctypes.byref(handle)))
         self._handle = handle
 
     def run(self, kind: Product, a: DeviceArray, b: DeviceArray, out: DeviceArray, bias: DeviceArray | None) -> None:
         """See `Device.product`. Raises `InvariantError` for shapes that do not match, `BackendUnavailable` for what cuBLASLt cannot do."""
-        alignments = (_alignment(a.ptr), _alignment(b.ptr), _alignment(out.ptr))
         m, n = out.shape
         k = a.shape[0] if kind.transpose_a else a.shape[1]
-        key = Key(kind, m, n, k, a.dtype.name, out.dtype.name, bias is not None, alignments)
+        alignments = ALIGNED
+        if (a.ptr | b.ptr | out.ptr) % MAX_ALIGNMENT:
+            alignments = (_alignment(a.ptr), _alignment(b.ptr), _alignment(out.ptr))
+        key = (kind, m, n, k, a.dtype, out.dtype, bias is not None, alignments)
         plan = self._plans.get(key)
         if plan is None:
-            _check_operands(key, a, b, bias)
-            plan = self._plans[key] = _Plan(self._handle, key, self._workspace.ptr, self._stream)
+            whole = Key(*key)
+            _check_operands(whole, a, b, bias)
+            plan = self._plans[key] = _Plan(self._handle, whole, self._workspace.ptr, self._stream)
         plan.run(a.ptr, b.ptr, out.ptr, 0 if bias is None else bias.ptr)
-
-    def close(self) -> None:
-        """Give the handle back; no product may be under way."""
-        _check(_library().cublasLtDestroy(self._handle))
 
 
 class _Plan:
@@ -116,7 +120,7 @@ class _Plan:
     def _describe(self, key: Key) -> None:
         kind, m, n, k = key.kind, key.m, key.n, key.k
         operation = ctypes.c_void_p()
-        _check(_library().cublasLtMatmulDescCreate(ctypes.byref(operation), COMPUTE_32F, DATA_TYPES["float32"]))
+        _check(_library().cublasLtMatmulDescCreate(ctypes.byref(operation), COMPUTE_32F, DATA_TYPES[FLOAT32.name]))
         self._operation = operation
         self._set(TRANSA, ctypes.c_int32(kind.transpose_b))
         self._set(TRANSB, ctypes.c_int32(kind.transpose_a))
@@ -133,7 +137,7 @@ class _Plan:
     def _choose(self, handle: ctypes.c_void_p) -> Any:
         """The best algorithm for these alignments; where there is none, one for the least that elements have."""
         a, b, out = self._key.alignments
-        least = 4 if self._key.dtype == "float32" else 2
+        least = self._key.dtype.itemsize
         for alignments in ((b, a, out, out), (least, least, least, least)):
             found = self._ask(handle, alignments)
             if found is not None:
@@ -171,10 +175,10 @@ def _check_operands(key: Key, a: DeviceArray, b: DeviceArray, bias: DeviceArray 
     """Once per plan."""
     kind, m, n, k = key.kind, key.m, key.n, key.k
     fits = a.shape == ((k, m) if kind.transpose_a else (m, k)) and b.shape == ((n, k) if kind.transpose_b else (k, n))
-    fits = fits and a.dtype == b.dtype and key.out_dtype in {key.dtype, "float32"} and min(m, n, k) > 0
+    fits = fits and a.dtype == b.dtype and key.out_dtype in {key.dtype, FLOAT32} and min(m, n, k) > 0
     if bias is not None:
-        fits = fits and bias.shape == (n,) and bias.dtype.name == key.out_dtype
-    if not fits or key.dtype not in DATA_TYPES:
+        fits = fits and bias.shape == (n,) and bias.dtype == key.out_dtype
+    if not fits or key.dtype.name not in DATA_TYPES:
         raise InvariantError(f"no product: a {a.shape} {a.dtype}, b {b.shape} {b.dtype}, out {(m, n)} {key.out_dtype}, {kind}, bias {bias}")
 
 
@@ -188,11 +192,13 @@ def _alignment(address: int) -> int:
     return min(MAX_ALIGNMENT, address & -address)
 
 
-def _layout(dtype: str, rows: int, columns: int) -> ctypes.c_void_p:
+def _layout(dtype: Dtype, rows: int, columns: int) -> ctypes.c_void_p:
     """A column-major matrix without gaps."""
     layout = ctypes.c_void_p()
     size = ctypes.c_uint64
-    _check(_library().cublasLtMatrixLayoutCreate(ctypes.byref(layout), DATA_TYPES[dtype], size(rows), size(columns), ctypes.c_int64(rows)))
+    _check(
+        _library().cublasLtMatrixLayoutCreate(ctypes.byref(layout), DATA_TYPES[dtype.name], size(rows), size(columns), ctypes.c_int64(rows))
+    )
     return layout
 
 

@@ -36,6 +36,10 @@ class Product(NamedTuple):
 class Device(Protocol):
     """One stream of one device."""
 
+    def __hash__(self) -> int:
+        """By identity: constants are kept per device."""
+        ...
+
     @property
     def name(self) -> str:
         """For people: `NVIDIA H200 (0)`."""

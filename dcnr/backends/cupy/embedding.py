@@ -1,4 +1,6 @@
-"""Token and position embedding. Its gradient is summed without atomics: rows are sorted by id on the device, then equal ids are added up in order.
+"""Token and position embedding.
+
+Gradients are summed without atomics: rows are sorted by id on the device, then rows of equal ids are added up in order.
 
 Rule: the sort is ours, since a recorded pass and the emulator of the tests run the same launches.
 Shape suffixes: B rows, T positions, N = B * T, V vocabulary, D width.
@@ -13,11 +15,10 @@ import numpy as np
 
 from dcnr.backends.base import Precision
 from dcnr.backends.cupy.array import DeviceArray, Dtype
+from dcnr.backends.cupy.arrays import FLOAT32, UINT32, group
 from dcnr.backends.cupy.device import Device, blocks, storage
 from dcnr.backends.dtypes import dtype_of
 
-U4 = np.dtype(np.uint32)
-F4 = np.dtype(np.float32)
 DIGIT_BITS, DIGITS = 8, 256
 SORT_BLOCKS = 128
 """At most: each block of the sort reads the counts of all."""
@@ -41,7 +42,7 @@ def embedding(device: Device, ids: DeviceArray, w_VD: DeviceArray, positions_TD:
     arrays = [w_VD, y] if positions_TD is None else [w_VD, y, positions_TD]
     defines = (
         storage(y.dtype), _as("TABLE", w_VD.dtype), _as("POSITIONS", w_VD.dtype if positions_TD is None else positions_TD.dtype),
-        _aligned(width % 8 == 0, *arrays),
+        _aligned(width, *arrays),
     )  # fmt: skip
     lanes = min(32, 1 << (blocks(width, 8) - 1).bit_length())
     device.launch(
@@ -69,8 +70,8 @@ def sort(device: Device, ids_N: DeviceArray, vocabulary: int) -> Sorted:
     parts = min(SORT_BLOCKS, blocks(n, 256))
     span = blocks(blocks(n, parts), 256) * 256
     grid = blocks(n, span), 1
-    now, then = (Sorted(device.empty((n,), U4), device.empty((n,), U4)) for _ in range(2))
-    counts = device.empty((grid[0], DIGITS), U4)
+    now, then = (Sorted(device.empty((n,), UINT32), device.empty((n,), UINT32)) for _ in range(2))
+    counts = device.empty((grid[0], DIGITS), UINT32)
     device.launch(device.kernel("embedding", "sort_begin", "STORAGE=1"), (blocks(n, 256), 1), 256, (ids_N, *now, np.uint32(vocabulary), n))
     for shift in range(0, vocabulary.bit_length(), DIGIT_BITS):
         device.launch(device.kernel("embedding", "sort_count", "STORAGE=1"), grid, 256, (now.keys_N, counts, shift, span, n))
@@ -83,9 +84,9 @@ def _sum_runs(device: Device, dy_ND: DeviceArray, order: Sorted, into_VD: Device
     n, width = dy_ND.shape
     vocabulary = np.uint32(into_VD.shape[0])
     chunks, width8 = blocks(n, CHUNK), blocks(width, 8) * 8
-    vectors = 1 if width <= 256 or dy_ND.dtype == F4 else 2
-    part = device.empty((chunks, 2, width8), F4)
-    defines = (storage(dy_ND.dtype), _aligned(width % 8 == 0, dy_ND, into_VD), f"VECTORS={vectors}")
+    vectors = 1 if width <= 256 or dy_ND.dtype == FLOAT32 else 2
+    part = device.empty((chunks, 2, width8), FLOAT32)
+    defines = (storage(dy_ND.dtype), _aligned(width, dy_ND, into_VD), f"VECTORS={vectors}")
     device.launch(
         device.kernel("embedding", "sum_runs", *defines), (blocks(chunks, 8), blocks(width, 256 * vectors)), 256,
         (*order, dy_ND, into_VD, part, vocabulary, n, width, width8, int(accumulate)),
@@ -98,14 +99,13 @@ def _sum_runs(device: Device, dy_ND: DeviceArray, order: Sorted, into_VD: Device
 
 def _sum_positions(device: Device, dy_BTD: DeviceArray, into_TD: DeviceArray, accumulate: bool) -> None:
     """Positions beyond the sequence have no gradient."""
-    *batch, length, width = dy_BTD.shape
-    rows = math.prod(batch)
-    if not accumulate:
-        device.clear(into_TD if rows == 0 else into_TD[length:])
-    if dy_BTD.size == 0:
+    rows, length = math.prod(dy_BTD.shape[:-2]), dy_BTD.shape[-2]
+    used, unused = (into_TD[:length], into_TD[length:]) if dy_BTD.size else (into_TD[:0], into_TD)
+    if unused.size and not accumulate:
+        device.clear(unused)
+    if not used.size:
         return
-    used = into_TD[:length]
-    defines = (storage(dy_BTD.dtype), _aligned(used.size % 8 == 0, dy_BTD, used))
+    defines = (storage(dy_BTD.dtype), _aligned(used.size, dy_BTD, used))
     device.launch(
         device.kernel("embedding", "sum_positions", *defines), (blocks(used.size, 1024), 1), 128,
         (dy_BTD, used, int(accumulate), rows, np.uint64(used.size)),
@@ -116,6 +116,6 @@ def _as(define: str, dtype: Dtype) -> str:
     return storage(dtype).replace("STORAGE", define)
 
 
-def _aligned(whole: bool, *arrays: DeviceArray) -> str:
+def _aligned(width: int, *arrays: DeviceArray) -> str:
     """Whether rows consist of whole vectors that lie at 16-byte boundaries."""
-    return f"ALIGNED={int(whole and all(array.ptr % 16 == 0 for array in arrays))}"
+    return f"ALIGNED={int(group(*arrays, width=width) == 8)}"

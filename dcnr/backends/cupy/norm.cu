@@ -9,8 +9,12 @@ DI constexpr int team_of(int numbers) {  // lanes for a row, if each holds so ma
   while (team < 1024 && team * numbers < WIDTH) team *= 2;
   return team;
 }
-constexpr int FORWARD = team_of(32), BACKWARD = team_of(16);
-constexpr int FORWARD_BLOCK = FORWARD > 32 ? FORWARD : 256, BACKWARD_BLOCK = BACKWARD > 32 ? BACKWARD : 128;
+#ifndef SUMS
+constexpr int FORWARD = team_of(32), FORWARD_BLOCK = FORWARD > 32 ? FORWARD : 256;
+constexpr int FORWARD_RESIDENT = STORAGE == 3 ? 1 : 0;  // blocks an SM at least; 0 leaves it to the compiler, which would spill float32
+#else
+constexpr int BACKWARD = team_of(16), BACKWARD_BLOCK = BACKWARD > 32 ? BACKWARD : 128;
+#endif
 
 template <int TEAM> struct Row {
   static constexpr int N = (WIDTH + TEAM * GROUP - 1) / (TEAM * GROUP);  // groups a lane
@@ -66,7 +70,7 @@ DI void normalise(const Row<TEAM>& row, float (*x)[GROUP], const param_t* g, con
 }
 
 #if !defined DROPOUT
-KERNEL __launch_bounds__(FORWARD_BLOCK)
+KERNEL __launch_bounds__(FORWARD_BLOCK, FORWARD_RESIDENT)
 layernorm(const store_t* x, const param_t* g, const param_t* b, float eps, store_t* y, float* mean, float* rstd, int rows) {
   const Row<FORWARD> row;
   const u64 r = (u64)blockIdx.x * (FORWARD_BLOCK / FORWARD) + threadIdx.x / FORWARD;
@@ -80,7 +84,7 @@ layernorm(const store_t* x, const param_t* g, const param_t* b, float eps, store
 
 #elif !defined SUMS
 // sum = residual + dropout(x + bias); y = layernorm(sum)
-KERNEL __launch_bounds__(FORWARD_BLOCK)
+KERNEL __launch_bounds__(FORWARD_BLOCK, FORWARD_RESIDENT)
 residual_norm(const store_t* x, const param_t* bias, const store_t* residual, Mask mask, const param_t* g, const param_t* b, float eps, store_t* sum,
               store_t* y, float* mean, float* rstd, int rows) {
   const Row<FORWARD> row;
@@ -152,7 +156,7 @@ DI void add_teams(const Row<BACKWARD>& row, const Numbers* sums, float* out) {
 }
 
 // dresidual = dsum + layernorm'(dy), dx = dropout'(dresidual), which is dresidual itself without DROPOUT
-KERNEL __launch_bounds__(BACKWARD_BLOCK, BACKWARD_BLOCK > 256 ? 1 : (STORAGE == 3 ? 256 : 384) / BACKWARD_BLOCK)
+KERNEL __launch_bounds__(BACKWARD_BLOCK, BACKWARD_BLOCK > 256 ? 1 : (STORAGE == 3 || GROUP == 1 ? 256 : 384) / BACKWARD_BLOCK)
 norm_backward(const store_t* dy, const store_t* x, const float* mean, const float* rstd, const param_t* g, const store_t* dsum, Mask mask,
               store_t* dresidual, store_t* dx, float* part, int rows) {
   const Row<BACKWARD> row;

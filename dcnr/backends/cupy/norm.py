@@ -1,6 +1,7 @@
 """Layer normalisation, alone or of a residual sum: bias, dropout, addition and norm are one kernel each way.
 
-Rule: the width of rows is compiled into the kernels, so that a row lies in registers; each width of a network costs one compilation, once.
+Rule 1: the width of rows is compiled into the kernels, so that a row lies in registers; each width of a network costs one compilation.
+Rule 2: activations have one dtype, that of the first array; what comes in another is cast before. Parameters may have another one.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ FORWARD_NUMBERS, BACKWARD_NUMBERS = 32, 16
 """Numbers of a row that a lane holds; more than that make a team of more lanes (`team_of` in `norm.cu`)."""
 FORWARD_BLOCK, BACKWARD_BLOCK = 256, 128
 """Threads, where a team is a warp; else a team is a block."""
-RESIDENT_THREADS = 384
-"""That a multiprocessor holds of the backward."""
+RESIDENT_THREADS = {2: 384, 4: 256}
+"""That a multiprocessor holds of the backward, by bytes per element."""
 
 
 def layernorm(
@@ -43,6 +44,7 @@ def residual_norm(
     sum_RD = device.empty(x_RD.shape, x_RD.dtype)
     if x_RD.size:
         packed, most = _mask(rate, rng)
+        residual_RD = cast(device, residual_RD, x_RD.dtype)
         g, (b, bias) = _parameters(device, g_D, b_D, bias_D)
         defines = _defines(g, most, x_RD, residual_RD, sum_RD, y_RD, b, bias)
         kernel = device.kernel("norm", "residual_norm", *defines, f"DROPOUT={int(packed is not NO_MASK)}")
@@ -77,7 +79,8 @@ def _backward(
     device: Device, inputs: Inputs, packed: bytes, most: int, intos: tuple[DeviceArray | None, ...], accumulate: bool
 ) -> tuple[DeviceArray, DeviceArray]:
     """(dx, dresidual), and one partial sum per block and column for each of `intos`, which one more launch adds up."""
-    dy, x, _, _, g, dsum = inputs
+    dy, x, mean, rstd, g, dsum = inputs
+    x, dsum = cast(device, x, dy.dtype), None if dsum is None else cast(device, dsum, dy.dtype)
     width = x.shape[-1]
     dresidual = device.empty(x.shape, dy.dtype)
     dx = dresidual if packed is NO_MASK else device.empty(x.shape, dy.dtype)
@@ -87,11 +90,11 @@ def _backward(
     defines = _defines(g, most, dy, x, dresidual, dx, dsum)
     flags = f"DROPOUT={int(dx is not dresidual)}", f"DSUM={int(dsum is not None)}", f"SUMS={len(intos)}"
     rows, team = x.size // width, _team(width, BACKWARD_NUMBERS)
-    block = max(team, BACKWARD_BLOCK) if team == WARP else team
-    count = min(blocks(rows, block // team), device.multiprocessors * max(1, RESIDENT_THREADS // block))
+    block = BACKWARD_BLOCK if team == WARP else team
+    count = min(blocks(rows, block // team), device.multiprocessors * max(1, RESIDENT_THREADS[dy.dtype.itemsize] // block))
     part = device.empty((count, len(intos) * width), FLOAT32)
     kernel = device.kernel("norm", "norm_backward", *defines, *flags)
-    device.launch(kernel, (count, 1), block, (*inputs, packed, dresidual, None if dx is dresidual else dx, part, rows))
+    device.launch(kernel, (count, 1), block, (dy, x, mean, rstd, g, dsum, packed, dresidual, None if dx is dresidual else dx, part, rows))
     reduce_columns(device, part, intos, accumulate)
     return dx, dresidual
 

@@ -19,7 +19,7 @@ struct Piece {
 // --- measure -----------------------------------------------------------------------------------------------------------------------
 
 // gradient += each addend (other shards, tied accumulators), in order; squares[piece] = the sum of its squares
-KERNEL __launch_bounds__(256, 6) measure(const Piece* pieces, const float* const* addends, double* squares) {
+KERNEL __launch_bounds__(256, 5) measure(const Piece* pieces, const float* const* addends, double* squares) {
   __shared__ double sums[8];
   const Piece p = pieces[blockIdx.x];
   const int tid = threadIdx.x, vectors = p.aligned ? p.size / 4 : 0;

@@ -33,7 +33,7 @@ STEP_WORDS = 12
 """`struct Step`."""
 LOW_KINDS: Mapping[str, int] = MappingProxyType({"float16": 1, "bfloat16": 2, "float32": 3})
 
-U1, U4, I4, F8 = (np.dtype(kind) for kind in (np.uint8, np.uint32, np.int32, np.float64))
+UINT8, UINT32, INT32, FLOAT64 = (np.dtype(kind) for kind in (np.uint8, np.uint32, np.int32, np.float64))
 
 Step = AdamStep | SgdStep
 
@@ -47,12 +47,12 @@ class Pieces:
         """Keeps alive what the table points to."""
         addends, begins = _addends(self._trained)
         cut = [_cut(number, one, begins[number : number + 2]) for number, one in enumerate(self._trained)]
-        counts = np.cumsum([0, *(len(part) for part in cut)], dtype=I4)
+        counts = np.cumsum([0, *(len(part) for part in cut)], dtype=INT32)
         self._count = int(counts[-1])
-        self._pieces = _uploaded(device, np.concatenate([*cut, np.empty(0, PIECES)]).view(U1))
-        self._addends = _uploaded(device, np.array([*addends, 0], np.uint64).view(U1))
+        self._pieces = _uploaded(device, np.concatenate([*cut, np.empty(0, PIECES)]).view(UINT8))
+        self._addends = _uploaded(device, np.array([*addends, 0], np.uint64).view(UINT8))
         self._first = _uploaded(device, counts)
-        self._squares = device.empty((max(1, self._count),), F8)
+        self._squares = device.empty((max(1, self._count),), FLOAT64)
         self._without_moments = [number for number, one in enumerate(self._trained) if one.m is None or one.v is None]
 
     def kernel(self, name: str) -> Kernel:
@@ -60,8 +60,8 @@ class Pieces:
         return self._device.kernel("optimizer", name, "STORAGE=2")
 
     def measure(self) -> DeviceArray:
-        """Fold shards and tied gradients into the first shard; float64 [P + 1], of which the sums of squares [P] are written."""
-        squares = self._device.empty((len(self._trained) + 1,), F8)
+        """Fold shards and tied gradients into the first shard, once a step. Float64 [P + 1]; the first P, sums of squares, are written."""
+        squares = self._device.empty((len(self._trained) + 1,), FLOAT64)
         if self._count:
             self._device.launch(self.kernel("measure"), (self._count, 1), 256, (self._pieces, self._addends, self._squares))
         if self._trained:
@@ -91,10 +91,10 @@ class StepEnd:
         self._parameters = Pieces(device, trained)
         self._count = len(trained)
         self._nodes = len(groups)
-        self._first = _uploaded(device, np.cumsum([0, *groups], dtype=I4))
+        self._first = _uploaded(device, np.cumsum([0, *groups], dtype=INT32))
         self._loss_scale = loss_scale
         self._scaler: DeviceArray | None = None
-        self._decision = device.empty((2,), U4)
+        self._decision = device.empty((2,), UINT32)
 
     def measure(self) -> DeviceArray:
         """See `backends.base.StepEnd.measure`."""
@@ -109,7 +109,7 @@ class StepEnd:
 
     def decide(self, state: ScalerNumbers) -> None:
         """See `backends.base.StepEnd.decide`; costs multiply by the state's loss scale from now on."""
-        self._scaler = _uploaded(self._device, np.array(state, F8))
+        self._scaler = _uploaded(self._device, np.array(state, FLOAT64))
         self._device.upload(self._loss_scale, np.array(state.loss_scale, np.float32))
 
     def settle(self, first_update: int, candidates: Sequence[Sequence[Step]], clip_norm: float) -> DeviceArray:
@@ -117,7 +117,7 @@ class StepEnd:
         if self._scaler is None:
             raise InvariantError("a step is settled on the device before its loss scaler is set")
         squares = self._parameters.measure()
-        report = self._device.empty((6,), F8)
+        report = self._device.empty((6,), FLOAT64)
         self._device.launch(
             self._parameters.kernel("decide"), (1, 1), 256,
             (squares, self._first, self._nodes, self._scaler, np.float64(clip_norm), np.float64(first_update), len(candidates),
@@ -134,14 +134,7 @@ def fold_shards(device: Device, grads_SN: DeviceArray) -> tuple[float, bool]:
     return total, math.isfinite(total)
 
 
-def add_into(device: Device, into: DeviceArray, x: DeviceArray) -> None:
-    """See `Backend.add_into`."""
-    Pieces(device, [Trained(into, None, into.reshape(1, *into.shape), (x,), None, None)]).measure()
-
-
-def adam(
-    device: Device, step: AdamStep, w: DeviceArray, g: DeviceArray, m: DeviceArray, v: DeviceArray, low: DeviceArray | None
-) -> None:  # fmt: skip
+def adam(device: Device, step: AdamStep, w: DeviceArray, g: DeviceArray, m: DeviceArray, v: DeviceArray, low: DeviceArray | None) -> None:
     """See `Backend.adam`."""
     Pieces(device, [Trained(w, low, g.reshape(1, *g.shape), (), m, v)]).update([[step]], None)
 
@@ -198,7 +191,7 @@ def _table(candidates: Sequence[Sequence[Step]]) -> tuple[HostArray, int]:
     rows = [_numbers(column[k]) for k in range(len(candidates)) for column in groups]
     words = np.array(rows, np.float32).view(np.uint32)
     words[:, 0] = [isinstance(column[k], AdamStep) for k in range(len(candidates)) for column in groups]
-    return np.concatenate([words.reshape(-1), np.array(of_parameters, U4)]), len(groups)
+    return np.concatenate([words.reshape(-1), np.array(of_parameters, UINT32)]), len(groups)
 
 
 def _numbers(step: Step) -> tuple[float, ...]:

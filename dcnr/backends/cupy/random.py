@@ -12,7 +12,7 @@ import numpy as np
 
 from dcnr.backends.base import Philox, dropout_scale, dropout_threshold
 from dcnr.backends.cupy.array import DeviceArray
-from dcnr.backends.cupy.arrays import group
+from dcnr.backends.cupy.arrays import cast, group
 from dcnr.backends.cupy.device import Device, blocks, storage
 
 THREADS = 256
@@ -49,6 +49,8 @@ def _masked(device: Device, x: DeviceArray, packed: bytes, most: int, residual: 
     y = device.empty(x.shape, x.dtype)
     if not x.size:
         return y
+    if residual is not None:
+        residual = cast(device, residual, x.dtype)
     size = min(most, group(x, y, x if residual is None else residual, width=x.size))
     kernel = device.kernel("random", "dropout", storage(x.dtype), f"GROUP={size}")
     groups = x.size // size

@@ -12,7 +12,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -37,6 +37,7 @@ REFUSED = -1
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+T = TypeVar("T")
 OnHop = Callable[[Hop, Array], None]
 
 DTYPES: Mapping[str, np.dtype[Any]] = {
@@ -96,7 +97,7 @@ class Port:
         self._numbers = itertools.count(time.time_ns())
         self._on_hop = on_hop
         self._closed = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def next_transfer(self) -> int:
         """A number that this PNode never used before."""
@@ -116,8 +117,11 @@ class Port:
         if not self._closed:
             self.start(self._publish_credit(sender, Credit(self.me, transfer, received)))
 
-    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run `work` in the background until `close`; what it raises, asyncio reports."""
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run `work` in the background until `close`; what it raises, asyncio reports.
+
+        A task that `close` cancels may never have begun, so what must be done at its end is done by a callback of the task.
+        """
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

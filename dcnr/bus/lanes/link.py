@@ -18,7 +18,7 @@ from dcnr.bus.lanes.handshake import Caller, Listener
 from dcnr.errors import DcnrError, PeerError
 from dcnr.ids import PNodeId
 
-PIECE = 1 << 20
+PIECE = 4 << 20
 """Bytes of a transfer in one frame."""
 PROBE = 8 << 20
 """Bytes that are sent to measure the speed of a new connection."""

@@ -99,8 +99,8 @@ class Rendezvous:
         return next((link for link in self._links.get(peer, ()) if link.is_open), None)
 
     async def met(self, peer: PNodeId) -> Link:
-        """Wait for one."""
-        while (link := self.link(peer)) is None:
+        """Wait for one whose speed is known."""
+        while (link := self.link(peer)) is None or not link.rate:
             self._changed.clear()
             await self._changed.wait()
         return link

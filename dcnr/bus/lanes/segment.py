@@ -17,7 +17,7 @@ from pathlib import Path
 
 _NAME = re.compile(r"dcnr-[0-9]+-[0-9a-f]{8}")
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
-_SHARE = 2
+SHARE = 2
 """No segment takes more than this part (1 / 2) of what is free: several processes share it."""
 
 
@@ -28,25 +28,35 @@ def directory() -> Path:
 
 
 class Segment:
-    """One mapped file. Made by `create` (which also removes it) or `attach` (read-only)."""
+    """One mapped file. Made by `create` (which also removes it) or `attach` (read-only, but for `control`, its first bytes)."""
 
-    def __init__(self, name: str, memory: mmap.mmap, owned: bool) -> None:
+    def __init__(self, name: str, memory: mmap.mmap, owned: bool, control: mmap.mmap | None = None) -> None:
         self.name = name
         self.memory = memory
+        self.control = control
         self._owned = owned
 
+    @property
+    def exists(self) -> bool:
+        """Whether its owner still uses it."""
+        return (directory() / self.name).exists()
+
     def close(self) -> None:
-        """Unmap, and remove the file if it is ours. Processes that mapped it keep their view."""
+        """Remove the file if it is ours, and unmap, at the latest when the last array over it is gone. Others keep their view."""
         if self._owned:
             (directory() / self.name).unlink(missing_ok=True)
-        self.memory.close()
+        with suppress(BufferError):  # an array still lies in it
+            self.memory.close()
 
 
-def create(size: int) -> Segment:
-    """A segment with all its pages in place. Raises `OSError` if there is no room: writing to missing room would kill us by SIGBUS."""
+def create(size: int, share: int = SHARE) -> Segment:
+    """A segment with all its pages in place. Raises `OSError` unless `share` times as much is free.
+
+    Writing to missing room would kill us by SIGBUS.
+    """
     disk = os.statvfs(directory())
-    if size * _SHARE > disk.f_bavail * disk.f_frsize:
-        raise OSError(f"{directory()} has {disk.f_bavail * disk.f_frsize} bytes free; {size * _SHARE} are needed")
+    if size * share > disk.f_bavail * disk.f_frsize:
+        raise OSError(f"{directory()} has {disk.f_bavail * disk.f_frsize} bytes free; {size * share} are needed")
     name = f"dcnr-{os.getpid()}-{secrets.token_hex(4)}"
     path = directory() / name
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -65,16 +75,20 @@ def create(size: int) -> Segment:
         os.close(fd)
 
 
-def attach(name: str) -> Segment:
-    """Another process's segment. Raises `OSError` if it cannot be read here, `ValueError` if it is no segment's name."""
+def attach(name: str, control: int = 0) -> Segment:
+    """Another process's segment, its first `control` bytes (whole pages) also for writing.
+
+    Raises `OSError` if it cannot be opened here, `ValueError` if it is no segment's name or too short.
+    """
     if _NAME.fullmatch(name) is None:
         raise ValueError(f"'{name}' is no shared segment")
-    fd = os.open(directory() / name, os.O_RDONLY | os.O_NOFOLLOW)
+    fd = os.open(directory() / name, (os.O_RDWR if control else os.O_RDONLY) | os.O_NOFOLLOW)
     try:
         memory = mmap.mmap(fd, 0, flags=mmap.MAP_SHARED | _POPULATE, prot=mmap.PROT_READ)
+        first = mmap.mmap(fd, control) if control else None
     finally:
         os.close(fd)
-    return Segment(name, memory, owned=False)
+    return Segment(name, memory, owned=False, control=first)
 
 
 def sweep() -> None:

@@ -1,7 +1,9 @@
-"""The lane between processes of one host: the sender copies into a ring of shared memory, the receiver copies out.
+"""The lane between processes of one host, through shared memory.
 
-- One ring per receiver, made by the sender at first use and made anew, larger, when a tensor does not fit twice.
-- `Hop.lane` is `shm:<segment>:<offset>`. Credits give slots back; a header without credit is sent again.
+- Large tensors have a segment each, which the receiver uses where it lies (`lending`). `Hop.lane` is `shm:<segment>`.
+- Others, and those for which there is nothing left to lend, go through a ring, from which the receiver copies: one per receiver, made by
+  the sender at first use and made anew, larger, when a tensor does not fit twice. `Hop.lane` is `shm:<segment>:<offset>`.
+- Credits say that a tensor was taken and give slots of the ring back; a header without credit is sent again.
 - A slot begins with the number of its transfer, read before and after the copy, so a late header never delivers another tensor's bytes.
 - Where shared memory has no room, or the receiver cannot open it, this lane is given up for that receiver with a line in the log.
 """
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -18,8 +20,9 @@ import numpy as np
 import structlog
 
 from dcnr.bus.credit import key
-from dcnr.bus.lanes import segment
+from dcnr.bus.lanes import lending, segment
 from dcnr.bus.lanes.base import PATIENCE, REFUSED, TRIES, Bytes, LaneBroken, Port, resolve
+from dcnr.bus.lanes.lending import CONTROL, LEND_FROM, Shelf
 from dcnr.bus.lanes.pool import Pool
 from dcnr.bus.lanes.ring import Ring
 from dcnr.bus.lanes.segment import Segment
@@ -34,6 +37,8 @@ _GRAIN = 1 << 20
 _SLOT_HEADER = 64
 _NUMBER = struct.Struct("<q")
 _NOBODY = 0
+
+_Settle = Callable[[bool], None]
 
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -59,7 +64,8 @@ class _Outbox:
 @dataclass(slots=True)
 class _Transfer:
     to: PNodeId
-    credited: asyncio.Event
+    segment: Segment
+    credited: asyncio.Event = field(default_factory=asyncio.Event)
     refused: bool = False
 
 
@@ -75,9 +81,11 @@ class ShmLane:
         self._patience = patience
         self._hosts: Mapping[PNodeId, str] = {}
         self._given_up: set[PNodeId] = set()
+        self._shelves: dict[PNodeId, Shelf] = {}
         self._outboxes: dict[PNodeId, _Outbox] = {}
         self._transfers: dict[int, _Transfer] = {}
         self._inboxes: dict[PNodeId, Segment] = {}
+        self._borrowed: dict[PNodeId, dict[str, Segment]] = {}
 
     async def start(self) -> None:
         """Remove what killed processes left behind."""
@@ -96,47 +104,55 @@ class ShmLane:
         return self._hosts.get(to) == self._host and to not in self._given_up
 
     async def send(self, to: PNodeId, hop: Hop, data: Bytes) -> asyncio.Future[None]:
-        """Copy into the ring, waiting for room, and publish the header."""
-        outbox, start = await self._reserve(to, len(data) + _SLOT_HEADER)
-        outbox.write(start, hop.transfer, data)
-        hop = replace(hop, lane=f"{self.name}:{outbox.segment.name}:{start}")
-        self._transfers[hop.transfer] = _Transfer(to, asyncio.Event())
+        """Copy into a segment or the ring, waiting for room, and publish the header."""
+        used, place, settle = await self._put(to, hop.transfer, data)
+        hop = replace(hop, lane=f"{self.name}:{used.name}{place}")
+        self._transfers[hop.transfer] = _Transfer(to, used)
         announced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # A task of its own: the slot must be looked after even if the sender gives up.
-        self._port.start(self._see_through(outbox, start, hop, announced, arrived))
+
+        def over(task: asyncio.Task[Exception | None]) -> None:
+            given_up = WorldError(f"a tensor on its way to {to} was given up")
+            outcome = given_up if task.cancelled() else task.result()
+            del self._transfers[hop.transfer]
+            settle(outcome is None)
+            resolve(announced)
+            resolve(arrived, outcome)
+
+        # A task of its own: the memory must be looked after even if the sender gives up.
+        self._port.start(self._announce(hop, announced)).add_done_callback(over)
         await announced
         return arrived
 
     def on_header(self, hop: Hop, payload: memoryview) -> None:
-        """Copy out, deliver, acknowledge."""
+        """Borrow or copy out, deliver, acknowledge."""
         if key(hop) in self._port.seen:
             self._port.acknowledge(hop.sender, hop.transfer, hop.nbytes)
             return
         name, start = _place(hop)
         try:
-            memory = self._inbox(hop.sender, name).memory
+            data = self._borrow(hop, name) if start is None else self._copy_out(hop, name, start)
         except OSError as error:
-            _log.warning("shared memory cannot be opened; chunks instead", pnode=self._port.me, peer=hop.sender, error=str(error))
+            _log.warning("shared memory cannot be opened", pnode=self._port.me, peer=hop.sender, error=str(error))
             self._port.acknowledge(hop.sender, hop.transfer, REFUSED)
             return
-        if start < 0 or start + _SLOT_HEADER + hop.nbytes > len(memory):
-            raise PeerError(f"hop: no {hop.nbytes} bytes at {start} of a segment of {len(memory)}")
-        data = self._pool.take(hop.nbytes)
-        before = _NUMBER.unpack_from(memory, start)[0]
-        data[:] = np.frombuffer(memory, np.uint8, hop.nbytes, start + _SLOT_HEADER)
-        if not before == hop.transfer == _NUMBER.unpack_from(memory, start)[0]:
-            raise PeerError("hop: its shared memory holds another tensor by now")
+        except ValueError as error:
+            raise PeerError(f"hop: {error}") from error
         self._port.seen.add(key(hop))
         self._port.deliver(hop, data)
         self._port.acknowledge(hop.sender, hop.transfer, hop.nbytes)
 
     def on_credit(self, credit: Credit) -> None:
-        """The receiver has copied a slot, or cannot."""
+        """The receiver has taken a tensor, or cannot."""
         transfer = self._transfers.get(credit.transfer)
         if transfer is not None and transfer.to == credit.receiver:
             transfer.refused = credit.received == REFUSED
             transfer.credited.set()
+
+    def release(self, peer: PNodeId) -> None:
+        """Count no longer on `peer` to give back what it borrowed: it takes no part any more, or was started anew."""
+        if (shelf := self._shelves.pop(peer, None)) is not None:
+            shelf.close()
 
     async def close(self) -> None:
         """Unmap and remove. The port has ended the tasks."""
@@ -144,10 +160,39 @@ class ShmLane:
             outbox.segment.close()
         for inbox in self._inboxes.values():
             inbox.close()
+        for shelf in self._shelves.values():
+            shelf.close()
         self._outboxes.clear()
         self._inboxes.clear()
+        self._shelves.clear()
+        self._borrowed.clear()
 
     # -- sending ---------------------------------------------------------------------------------------------------------
+
+    async def _put(self, to: PNodeId, transfer: int, data: Bytes) -> tuple[Segment, str, _Settle]:
+        """Copy; returns the place, and what is to be done when the receiver has taken it or (False) nobody knows."""
+        lent = await self._free_segment(to, len(data)) if len(data) >= LEND_FROM else None
+        self._port.check_open()
+        if lent is not None:
+            found, shelf = lent
+            lending.lend(found, transfer, data)
+            return found, "", lambda taken: None if taken else shelf.discard(found)
+        outbox, start = await self._reserve(to, len(data) + _SLOT_HEADER)
+        outbox.write(start, transfer, data)
+        return outbox.segment, f":{start}", lambda taken: outbox.free(start)
+
+    async def _free_segment(self, to: PNodeId, nbytes: int) -> tuple[Segment, Shelf] | None:
+        """One to lend, and where it belongs; None if there is none and none can be made."""
+        shelf = self._shelves.setdefault(to, Shelf())
+        found = shelf.find(nbytes)
+        if found is None and shelf.has_room(nbytes):
+            try:
+                found = await self._make(lending.size_for(nbytes), lending.SPARE)
+            except OSError as error:
+                _log.debug("nothing to lend", pnode=self._port.me, peer=to, error=str(error))
+            else:
+                shelf.add(found)
+        return None if found is None else (found, shelf)
 
     async def _reserve(self, to: PNodeId, need: int) -> tuple[_Outbox, int]:
         outbox = self._outboxes.get(to)
@@ -170,7 +215,7 @@ class ShmLane:
             await self._freed(old)
         size = max(MIN_RING, -(-2 * need // _GRAIN) * _GRAIN)
         try:
-            made = await asyncio.to_thread(segment.create, size)
+            made = await self._make(size, segment.SHARE)
         except OSError as error:
             raise self._broken(to, f"no shared memory: {error}") from error
         if old is not None:
@@ -178,21 +223,24 @@ class ShmLane:
         outbox = self._outboxes[to] = _Outbox(made, Ring(size))
         return outbox
 
-    async def _see_through(
-        self, outbox: _Outbox, start: int, hop: Hop, announced: asyncio.Future[None], arrived: asyncio.Future[None]
-    ) -> None:
-        """Announce until there is a credit."""
-        transfer = self._transfers[hop.transfer]
-        outcome: Exception | None = WorldError(f"a tensor on its way to {transfer.to} was given up")
+    async def _make(self, size: int, share: int) -> Segment:
+        """Create a segment on a thread; nothing is left behind if nobody waits for it any more."""
+        making = asyncio.ensure_future(asyncio.to_thread(segment.create, size, share))
         try:
-            outcome = await self._announce(hop, transfer, announced)
-        finally:
-            del self._transfers[hop.transfer]
-            outbox.free(start)
-            resolve(announced)
-            resolve(arrived, outcome)
+            made = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(lambda done: None if done.cancelled() or done.exception() else done.result().close())
+            raise
+        try:
+            self._port.check_open()
+        except WorldError:
+            made.close()
+            raise
+        return made
 
-    async def _announce(self, hop: Hop, transfer: _Transfer, announced: asyncio.Future[None]) -> Exception | None:
+    async def _announce(self, hop: Hop, announced: asyncio.Future[None]) -> Exception | None:
+        """Publish the header until there is a credit; returns what went wrong."""
+        transfer = self._transfers[hop.transfer]
         for _ in range(TRIES + 1):
             try:
                 await self._port.publish(hop)
@@ -204,8 +252,13 @@ class ShmLane:
                     await transfer.credited.wait()
             except TimeoutError:
                 continue
-            return self._broken(transfer.to, "the peer cannot open our shared memory") if transfer.refused else None
+            return self._refusal(transfer) if transfer.refused else None
         return WorldError(f"{transfer.to} does not take tensors", "is it alive? see: dcnr pnode list")
+
+    def _refusal(self, transfer: _Transfer) -> LaneBroken:
+        if transfer.segment.exists:
+            return self._broken(transfer.to, "the peer cannot open our shared memory")
+        return LaneBroken(f"the memory that {transfer.to} was to read was let go")
 
     def _broken(self, to: PNodeId, why: str) -> LaneBroken:
         self._given_up.add(to)
@@ -213,24 +266,42 @@ class ShmLane:
 
     # -- receiving -------------------------------------------------------------------------------------------------------
 
+    def _borrow(self, hop: Hop, name: str) -> Bytes:
+        known = self._borrowed.setdefault(hop.sender, {})
+        if name not in known:
+            for other in [other for other in known.values() if not other.exists]:
+                del known[other.name]  # unmapped when the last array over it is gone
+            known[name] = segment.attach(name, CONTROL)
+        return lending.borrow(known[name], hop.transfer, hop.nbytes)
+
+    def _copy_out(self, hop: Hop, name: str, start: int) -> Bytes:
+        memory = self._inbox(hop.sender, name).memory
+        if start < 0 or start + _SLOT_HEADER + hop.nbytes > len(memory):
+            raise PeerError(f"hop: no {hop.nbytes} bytes at {start} of a segment of {len(memory)}")
+        data = self._pool.take(hop.nbytes)
+        before = _NUMBER.unpack_from(memory, start)[0]
+        data[:] = np.frombuffer(memory, np.uint8, hop.nbytes, start + _SLOT_HEADER)
+        if not before == hop.transfer == _NUMBER.unpack_from(memory, start)[0]:
+            raise PeerError("hop: its shared memory holds another tensor by now")
+        return data
+
     def _inbox(self, sender: PNodeId, name: str) -> Segment:
         """The sender's ring, attached once. A new name replaces the old ring, which is idle by then."""
         known = self._inboxes.get(sender)
         if known is not None and known.name == name:
             return known
-        try:
-            fresh = segment.attach(name)
-        except ValueError as error:
-            raise PeerError(f"hop: {error}") from error
+        fresh = segment.attach(name)
         if known is not None:
             known.close()
         self._inboxes[sender] = fresh
         return fresh
 
 
-def _place(hop: Hop) -> tuple[str, int]:
-    """Segment and offset in `Hop.lane`."""
+def _place(hop: Hop) -> tuple[str, int | None]:
+    """Segment and offset in `Hop.lane`; None where the whole segment is lent."""
     match hop.lane.split(":"):
+        case ["shm", name]:
+            return name, None
         case ["shm", name, start] if start.isdecimal():
             return name, int(start)
         case _:

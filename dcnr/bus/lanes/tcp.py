@@ -110,7 +110,16 @@ class TcpLane:
                 link.cancel(hop.transfer)
                 self._forget(hop.transfer)
         arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._port.start(self._see_through(hop, arrived))
+
+        def over(task: asyncio.Task[Exception | None]) -> None:
+            given_up = WorldError(f"a tensor on its way to {to} was given up")
+            outcome = given_up if task.cancelled() else task.result()
+            if outcome is not None:
+                link.cancel(hop.transfer)
+            self._forget(hop.transfer)
+            resolve(arrived, outcome)
+
+        self._port.start(self._see_through(hop, arrived)).add_done_callback(over)
         return arrived
 
     def on_header(self, hop: Hop, payload: memoryview) -> None:
@@ -173,19 +182,9 @@ class TcpLane:
         except WorldError as error:  # no connection to the bus; it is repeated
             _log.debug("header not sent", to=hop.targets, error=str(error))
 
-    async def _see_through(self, hop: Hop, arrived: asyncio.Future[None]) -> None:
-        """Repeat the header until there is a credit or the connection breaks."""
+    async def _see_through(self, hop: Hop, arrived: asyncio.Future[None]) -> Exception | None:
+        """Repeat the header until there is a credit or the connection breaks; returns what went wrong."""
         transfer = self._outgoing[hop.transfer]
-        outcome: Exception | None = WorldError(f"a tensor on its way to {transfer.to} was given up")
-        try:
-            outcome = await self._outcome(hop, transfer, arrived)
-        finally:
-            if outcome is not None:
-                transfer.link.cancel(hop.transfer)
-            self._forget(hop.transfer)
-            resolve(arrived, outcome)
-
-    async def _outcome(self, hop: Hop, transfer: _Outgoing, arrived: asyncio.Future[None]) -> Exception | None:
         credited = asyncio.ensure_future(transfer.credited.wait())
         try:
             for attempt in range(TRIES + 1):

@@ -22,6 +22,13 @@ class Variant(NamedTuple):
     defines: tuple[str, ...]
 
 
+class DryKernel(NamedTuple):
+    """A function of a variant."""
+
+    variant: Variant
+    name: str
+
+
 class DryDevice:
     """`dcnr.backends.cupy.device.Device` without a device."""
 
@@ -30,8 +37,8 @@ class DryDevice:
 
     def __init__(self, capability: int) -> None:
         self.capability = capability
-        self.variants: dict[Variant, set[str]] = {}
-        """The kernels that were asked for, by what has to be compiled for them."""
+        self.launched: dict[DryKernel, int] = {}
+        """The kernels that were asked for, with the threads of the largest block."""
         self._next = 1 << 40
 
     def empty(self, shape: tuple[int, ...], dtype: Dtype) -> DeviceArray:
@@ -57,16 +64,18 @@ class DryDevice:
         """Plenty."""
         return DeviceMemory(1 << 40, 0)
 
-    def kernel(self, source: str, name: str, *defines: str) -> str:
+    def kernel(self, source: str, name: str, *defines: str) -> DryKernel:
         """Remembered."""
-        self.variants.setdefault(Variant(source, tuple(sorted(defines))), set()).add(name)
-        return name
+        found = DryKernel(Variant(source, tuple(sorted(defines))), name)
+        self.launched.setdefault(found, 0)
+        return found
 
-    def launch(self, kernel: str, grid: tuple[int, int], block: int, args: Sequence[Argument], shared: int = 0) -> None:
+    def launch(self, kernel: DryKernel, grid: tuple[int, int], block: int, args: Sequence[Argument], shared: int = 0) -> None:
         """Nothing, but a launch that no GPU takes is an error."""
         assert 0 < grid[0] < 2**31, f"{kernel}: grid {grid}"
         assert 0 < grid[1] < 2**16, f"{kernel}: grid {grid}"
         assert 0 < block <= 1024, f"{kernel}: block {block}"
+        self.launched[kernel] = max(block, self.launched[kernel])
 
     def product(self, kind: Product, a: DeviceArray, b: DeviceArray, out: DeviceArray, bias: DeviceArray | None = None) -> None:
         """Nothing."""

@@ -130,6 +130,15 @@ def test_the_same_bits_in_any_order_of_threads(kind: Activation) -> None:
     assert results[0] == results[1]
 
 
+def test_a_gradient_of_another_dtype() -> None:
+    """The result has its dtype."""
+    device = EmulatedDevice()
+    x, dy = draw(5, 16, dtype=FLOAT16), draw(5, 16, seed=1)
+    actual = get(activation.activate_backward(device, "silu", put(device, dy), put(device, x)))
+    assert actual.dtype == FLOAT32
+    assert_close(actual, NUMPY.activate_backward("silu", dy, x), "float32")
+
+
 def test_rows_from_anywhere() -> None:
     """Also beside a 16-byte boundary, and of arrays with more axes."""
     device = EmulatedDevice()

@@ -92,27 +92,6 @@ def test_float64_is_for_the_numpy_backend(backend: CupyBackend) -> None:
         backend.empty((1,), "float64")
 
 
-def lm_head(backend: CupyBackend, precision: Precision) -> list[HostArray]:
-    """(loss, dx, dw, db) of a small head; some rows do not count."""
-    x, w, b = (backend.from_host(draw(*shape, seed=seed), precision) for seed, shape in enumerate(((9, 16), (40, 16), (40,))))
-    targets = backend.from_host(np.array([0, 39, -1, 5, 7, -1, 20, 1, 2]))
-    into_w, into_b = backend.empty((40, 16), "float32"), backend.empty((40,), "float32")
-    loss, dx = backend.lm_head_cross_entropy(x, w, b, targets, backend.scalar(0.125), backend.scalar(8.0), into_w, into_b, False)
-    assert dx is not None
-    return [np.asarray(backend.to_host(array), np.float64) for array in (loss, dx, into_w, into_b)]
-
-
-@pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_without_the_fused_lm_head_the_parts_give_the_same(precision: Precision) -> None:
-    """Within rounding; and validation has no gradient."""
-    device = EmulatedDevice()
-    apart = CupyBackend(device, fused_lm_head=False)
-    for got, wanted in zip(lm_head(apart, precision), lm_head(CupyBackend(EmulatedDevice()), precision), strict=True):
-        assert_close(got, wanted, precision)
-    x, w, targets = apart.from_host(draw(3, 16)), apart.from_host(draw(40, 16)), apart.from_host(np.array([1, 2, 3]))
-    assert apart.lm_head_cross_entropy(x, w, None, targets, apart.scalar(1.0), apart.scalar(1.0), None, None, False)[1] is None
-
-
 def attention(backend: CupyBackend) -> tuple[HostArray, HostArray]:
     """(o, dqkv) of two heads of 32."""
     qkv, do = backend.from_host(draw(2, 9, 192), "float16"), backend.from_host(draw(2, 9, 64), "float16")

@@ -19,6 +19,7 @@ from tests.nodes.runs import Example, Outcome, example, run
 
 NUMPY = load_backend("numpy")
 STORED: tuple[Precision, ...] = ("float32", "float16", "bfloat16")
+OLDER = ((70, "float32"), (70, "float16"), (80, "float32"), (80, "float16"), (80, "bfloat16"))
 
 
 @cache
@@ -44,7 +45,7 @@ def test_nodes_equal_the_definition(one: Case, precision: Precision) -> None:
     assert bits(actual) == bits(again)
 
 
-@pytest.mark.parametrize(("capability", "precision"), [(70, "float32"), (70, "float16"), (80, "float32"), (80, "float16"), (80, "bfloat16")])
+@pytest.mark.parametrize(("capability", "precision"), OLDER)
 @pytest.mark.parametrize("one", ATTENTION, ids=lambda one: one.name)
 def test_attention_of_older_devices_equals_it_too(one: Case, capability: int, precision: Precision) -> None:
     """They have other kernels: `mma.sync` from 8.0, plain arithmetic before."""

@@ -140,6 +140,21 @@ def test_parameters_of_another_dtype(width: int, dtypes: tuple[Dtype, Dtype, Dty
     compare([dx, *into_], [NUMPY.layernorm_backward(residual, x, g, get(actual[2]), get(actual[3]), *into, False), *into], FLOAT16)
 
 
+def test_activations_of_several_dtypes() -> None:
+    """The first decides."""
+    device = EmulatedDevice()
+    x, residual, dy, dsum, g = draw(5, 33, dtype=FLOAT16), draw(5, 33, seed=1), draw(5, 33, seed=2), draw(5, 33, dtype=FLOAT16), draw(33)
+    x_, residual_, dy_, dsum_, g_ = (put(device, array) for array in (x, residual, dy, dsum, g))
+    actual = norm.residual_norm(device, x_, None, residual_, 0.0, None, g_, None, EPS)
+    compare(actual, NUMPY.residual_norm(x, None, residual, 0.0, None, g, None, EPS), FLOAT16)
+    into, into_ = gradients(33), put_gradients(device, 33)
+    back = norm.residual_norm_backward(device, dy_, dsum_, actual[0], 0.0, None, g_, actual[2], actual[3], *into_, False)
+    compare(
+        back, NUMPY.residual_norm_backward(dy, dsum, get(actual[0]), 0.0, None, g, get(actual[2]), get(actual[3]), *into, False), FLOAT32
+    )
+    compare(into_, into, FLOAT32)
+
+
 def test_rows_from_anywhere() -> None:
     """Also beside a 16-byte boundary, and of arrays with more axes."""
     device = EmulatedDevice()

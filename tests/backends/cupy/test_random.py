@@ -54,6 +54,15 @@ def test_dropout(shape: tuple[int, ...], rate: float, dtype: Dtype) -> None:
     assert_close(actual, NUMPY.dropout(x, rate, theirs, residual), precision_of(dtype))
 
 
+def test_a_residual_of_another_dtype() -> None:
+    """The result has that of x."""
+    device = EmulatedDevice()
+    ours, theirs = both(device, 0)
+    x, residual = draw(7, 16, dtype=STORED[1]), draw(7, 16, seed=1)
+    actual = get(random.dropout(device, put(device, x), 0.3, ours, put(device, residual)))
+    assert_close(actual, NUMPY.dropout(x, 0.3, theirs, residual), "float16")
+
+
 def test_rows_from_anywhere() -> None:
     """Cutting a batch into rows is invisible, even where a row starts beside a 16-byte boundary."""
     device = EmulatedDevice()

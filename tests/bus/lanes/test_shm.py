@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from dcnr.bus import codec, subjects
-from dcnr.bus.lanes import segment
+from dcnr.bus.lanes import lending, segment, shm
 from dcnr.bus.lanes.base import LaneBroken
+from dcnr.bus.lanes.lending import LEND_FROM
 from dcnr.bus.lanes.pool import Pool
 from dcnr.bus.lanes.shm import MIN_RING, SHM_FROM, ShmLane
 from dcnr.bus.memory import MemoryBroker
@@ -67,8 +68,9 @@ async def test_it_serves_large_tensors_to_the_same_host() -> None:
     await receiver.close()
 
 
-async def test_the_ring_grows_with_the_tensors_and_nothing_is_left_behind(own_directory: Path) -> None:
-    """One segment at a time per receiver."""
+async def test_the_ring_grows_with_the_tensors_and_nothing_is_left_behind(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is lent: one segment at a time per receiver."""
+    monkeypatch.setattr(shm, "LEND_FROM", 1 << 40)
     sender, receiver = await shm_pair()
     for size in (1000, MIN_RING, 1000, 3 * MIN_RING):
         await sender.send(receiver, np.full(size, 3, np.uint8))
@@ -86,7 +88,7 @@ async def test_without_room_the_lane_is_given_up_for_that_receiver(monkeypatch: 
     assert isinstance(lane, ShmLane)
     lane.set_hosts({R: "host"})
 
-    def no_room(size: int) -> segment.Segment:
+    def no_room(size: int, share: int = segment.SHARE) -> segment.Segment:
         raise OSError("no room")
 
     monkeypatch.setattr(segment, "create", no_room)
@@ -101,7 +103,7 @@ async def test_a_receiver_that_cannot_open_the_segment_refuses(monkeypatch: pyte
     """Equal host names do not prove shared memory: containers."""
     sender, receiver = await shm_pair()
 
-    def closed(name: str) -> segment.Segment:
+    def closed(name: str, control: int = 0) -> segment.Segment:
         raise FileNotFoundError(name)
 
     monkeypatch.setattr(segment, "attach", closed)
@@ -124,6 +126,108 @@ async def test_a_receiver_that_says_nothing_fails_the_transfer_and_its_slot_is_u
     assert receiver.port.dropped["hop"] == 1
     await sender.send(receiver, np.full(SHM_FROM, 2, np.uint8))
     assert (receiver.got[0][1] == 2).all()
+    await sender.close()
+    await receiver.close()
+
+
+def shelf_of(end: End) -> lending.Shelf:
+    """What the sender may lend."""
+    assert isinstance(end.lane, ShmLane)
+    return end.lane._shelves[R]
+
+
+async def test_a_large_tensor_lies_where_the_sender_put_it_until_the_last_view_is_gone() -> None:
+    """The receiver cannot write to it; then the segment is lent again, and no second one is made."""
+    sender, receiver = await shm_pair()
+    for number in range(4):
+        await sender.send(receiver, np.full(LEND_FROM, number, np.uint8))
+        hop, array = receiver.got.pop()
+        assert len(hop.lane.split(":")) == 2
+        assert not array.flags.writeable
+        view = array.reshape(-1, 2)[5:, 1].view(np.int8)
+        del array
+        assert (view == number).all()
+        assert shelf_of(sender).find(LEND_FROM) is None
+        del view
+        assert shelf_of(sender).find(LEND_FROM) is not None
+        assert len(shelf_of(sender)) == 1
+    await sender.close()
+    await receiver.close()
+
+
+async def test_what_a_receiver_holds_is_bounded_and_never_stops_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit, the ring carries them, however long the others are kept."""
+    monkeypatch.setattr(lending.Shelf.__init__, "__defaults__", (2 * lending.size_for(LEND_FROM),))
+    sender, receiver = await shm_pair()
+    for number in range(12):
+        await sender.send(receiver, np.full(LEND_FROM, number, np.uint8))
+    places = [len(hop.lane.split(":")) for hop, _ in receiver.got]
+    assert places == [2, 2, *[3] * 10]
+    assert all((array == number).all() for number, (_, array) in enumerate(receiver.got))
+    receiver.got.clear()
+    await sender.send(receiver, np.full(LEND_FROM, 7, np.uint8))
+    assert len(receiver.got[0][0].lane.split(":")) == 2
+    await sender.close()
+    await receiver.close()
+
+
+async def test_a_borrowed_tensor_outlives_the_lanes(own_directory: Path) -> None:
+    """Also the sender's; and nothing is left behind."""
+    sender, receiver = await shm_pair()
+    await sender.send(receiver, np.full(LEND_FROM, 9, np.uint8))
+    _, array = receiver.got.pop()
+    await sender.close()
+    await receiver.close()
+    assert list(own_directory.iterdir()) == []
+    assert (array == 9).all()
+
+
+async def test_a_segment_that_nobody_acknowledged_is_never_lent_again() -> None:
+    """The receiver may have it or not."""
+    sender, receiver = await shm_pair(patience=0.01)
+    receiver.lose = 100
+    with pytest.raises(WorldError, match="r does not take tensors"):
+        await sender.send(receiver, np.ones(LEND_FROM, np.uint8))
+    assert len(shelf_of(sender)) == 0
+    receiver.lose = 0
+    receiver.hear(receiver.headers[0])
+    assert receiver.got == []
+    await sender.send(receiver, np.full(LEND_FROM, 2, np.uint8))
+    assert (receiver.got[-1][1] == 2).all()
+    await sender.close()
+    await receiver.close()
+
+
+async def test_a_tensor_in_a_segment_that_was_let_go_is_put_into_another() -> None:
+    """The lane is not given up: the receiver could not open it because it is gone."""
+    sender, receiver = await shm_pair(patience=60)
+    receiver.lose = 1
+    lane = sender.lane
+    assert isinstance(lane, ShmLane)
+    lane.set_hosts({R: "host"})
+    task = asyncio.create_task(sender.send(receiver, np.ones(LEND_FROM, np.uint8)))
+    await until(lambda: bool(receiver.headers))
+    lane.release(R)
+    receiver.hear(receiver.headers[0])
+    with pytest.raises(LaneBroken, match="was let go"):
+        await task
+    assert lane.serves(R, LEND_FROM)
+    await sender.close()
+    await receiver.close()
+
+
+async def test_segments_of_a_peer_that_left_are_let_go(own_directory: Path) -> None:
+    """Whatever it still holds; the receiver lets go of its mappings when it sees that."""
+    sender, receiver = await shm_pair()
+    await sender.send(receiver, np.ones(LEND_FROM, np.uint8))
+    lane, other = sender.lane, receiver.lane
+    assert isinstance(lane, ShmLane)
+    assert isinstance(other, ShmLane)
+    lane.release(R)
+    assert list(own_directory.iterdir()) == []
+    await sender.send(receiver, np.full(LEND_FROM, 2, np.uint8))
+    assert [int(array[0]) for _, array in receiver.got] == [1, 2]
+    assert len(other._borrowed[PNodeId("s")]) == 1
     await sender.close()
     await receiver.close()
 
