@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(VENV)/.run
 DEV := $(VENV)/.dev
-GPU_BENCHES := bench/bench_topologies.py bench/bench_gpu_kernels.py
+GPU_BENCHES := bench/bench_topologies.py bench/bench_gpu_kernels.py bench/bench_parity.py
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-gpu sanitize-gpu check bench bench-gpu fmt clean
@@ -49,6 +49,7 @@ bench: $(DEV)  ## every benchmark of a machine without a GPU; each prints one ta
 bench-gpu: $(DEV)  ## the same on an NVIDIA GPU (install the extra first, as for test-gpu)
 	@set -e; for name in 1 2 shakespeare; do $(BIN)/python bench/bench_topologies.py --topology $$name; done
 	$(BIN)/python bench/bench_gpu_kernels.py
+	$(BIN)/python bench/bench_parity.py --text networks/README.md --network networks/tiny.yml
 
 fmt: $(DEV)  ## format and mend what can be mended
 	$(BIN)/ruff check --fix

@@ -16,6 +16,9 @@ from dcnr.backends.base import Precision
 TOLERANCE: dict[Precision, float] = {"float64": 1e-6, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
 """Largest |difference| / largest |wanted|. The first is for finite differences, the others are a few units in the last place."""
 
+ROUNDED_WIRE = 2e-2
+"""Relative difference of a loss of eight steps when hops between agents are rounded to `int8`."""
+
 TINY = 1e-30
 """Below this everything is zero."""
 

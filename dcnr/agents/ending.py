@@ -6,6 +6,7 @@ Both decide by the same rules (`optim.decide`), in the same order of sums.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
@@ -14,6 +15,7 @@ from dcnr.agents.crew import Crew
 from dcnr.agents.weights import Owned, Weights, squared_norms
 from dcnr.backends.base import AdamStep, Backend, Scalar, ScalerNumbers, SgdStep, StepEnd
 from dcnr.bus.messages import Deploy
+from dcnr.errors import InvariantError
 from dcnr.ids import NodeId
 from dcnr.optim.decide import MAX_LOSS_SCALE, MIN_LOSS_SCALE, ScalerState, Verdict, clip_factor, decide
 from dcnr.optim.hyper import Hyper
@@ -144,7 +146,7 @@ class DeviceEnding:
         self._hyper = hyper
         self._owned = owned
         bounds = (hyper.loss_scale_window, MIN_LOSS_SCALE, MAX_LOSS_SCALE)
-        device.decide(ScalerNumbers(state.updates, state.loss_scale, state.good_steps, state.dynamic, *bounds))
+        device.start(ScalerNumbers(state.updates, state.loss_scale, state.good_steps, state.dynamic, *bounds))
 
     @property
     def state(self) -> ScalerState:
@@ -176,6 +178,8 @@ class DeviceEnding:
         def later() -> Settlement:
             (found,) = fetched.wait()
             updates, scale, good_steps, skipped, norm, used = found.tolist()
+            if math.isnan(updates):
+                raise InvariantError(f"step {step} is none of the {len(candidates)} updates that the device was offered, from {first} on")
             after = ScalerState(int(updates), scale, int(good_steps), state.dynamic)
             self._known = (step, after)
             grad_factor = 0.0 if skipped else clip_factor(self._hyper, norm) / used

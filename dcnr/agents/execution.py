@@ -171,7 +171,8 @@ class Execution:
         assert job.inputs is not None
         replay = run.replays.get(job.micro)
         if replay is None:
-            recording = self._backend.recording()
+            earlier = next((known.recording for known in run.replays.values()), None)  # micro-batches run in order
+            recording = self._backend.recording(earlier)
             if recording is None:
                 return self._made(run, job)
             inputs = tuple(

@@ -8,6 +8,7 @@ Rule 3: a decision counts once, and only for the step that was reported.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -167,19 +168,23 @@ class HostedSession:
         for place in dict.fromkeys(found):
             if place is None:
                 self._telemetry.drop("unknown")
-            elif payload.shape != self._shape(self.plan.graph, hop.phase, place, hop.micro):
+            elif (payload.shape, payload.dtype.name) != self._kind(self.plan.graph, hop, place) or not 0 <= hop.weight < math.inf:
                 self._telemetry.drop("malformed")
             else:
                 self._offer(hop.phase, place, Turn(hop.step, hop.micro), hop.attempt, payload, hop.weight)
         return []
 
-    def _shape(self, graph: Graph, phase: Phase, place: Local, micro: int) -> tuple[int, ...]:
-        """What the tensor for a place must look like."""
+    def _kind(self, graph: Graph, hop: Hop, place: Local) -> tuple[tuple[int, ...], str]:
+        """(shape, dtype) of the tensor for a place: what its maker stores, or the trainer's ids."""
         routes = self._segments[place.segment].routes
-        port = None if phase == "fwd" else routes.incoming[place.index].use.port
-        shape = routes.inputs[place.index].shape if port is None else graph.by_id[port.node].output_shapes[port.slot]
-        first, last = micro_rows(self.deploy.batch, self.deploy.micro_batches, micro)
-        return (last - first, *shape)
+        if hop.phase == "fwd":
+            entry = routes.inputs[place.index]
+            shape, maker = entry.shape, None if entry.port is None else entry.port.node
+        else:
+            use = routes.incoming[place.index].use
+            shape, maker = graph.by_id[use.port.node].output_shapes[use.port.slot], use.consumer.node
+        first, last = micro_rows(self.deploy.batch, self.deploy.micro_batches, hop.micro)
+        return (last - first, *shape), "int64" if maker is None else graph.by_id[maker].activation_precision
 
     def _offer(self, phase: Phase, place: Local, turn: Turn, attempt: int, tensor: Array, weight: float) -> None:
         match self._segments[place.segment].offer(phase, turn, attempt, place.index, tensor, weight):
@@ -226,6 +231,7 @@ class HostedSession:
             step=turn.step, micro=turn.micro, attempt=self._attempt, phase=phase,
             source=source[0], source_slot=source[1], targets=to.targets, sender=self._me,
             dtype=payload.dtype.name, shape=payload.shape, nbytes=payload.nbytes,
+            codec=self.plan.graph.wire if self.plan else "raw",
         )  # fmt: skip
         return [SendHop(to.pnode, hop, payload)]
 

@@ -136,7 +136,7 @@ class StepEnd(Protocol):
         """One optimizer step with the given numbers."""
         ...
 
-    def decide(self, state: ScalerNumbers) -> None:
+    def start(self, state: ScalerNumbers) -> None:
         """Set the device's own loss scaler (once, before the first `settle`)."""
         ...
 
@@ -145,6 +145,7 @@ class StepEnd(Protocol):
 
         `candidates[k]` holds the steps of all parameters if this is update `first_update + k`; their `grad_factor` is computed here.
         Returns float64 [6]: updates, loss scale, good steps (all after the step), skipped (0 or 1), gradient norm, loss scale it ran with.
+        If this is none of the candidates, nothing is updated and the updates are NaN.
         """
         ...
 
@@ -423,8 +424,12 @@ class Backend(Protocol):
         """
         ...
 
-    def recording(self) -> Recording | None:
-        """For work that repeats with arrays of the same shapes; None where there is nothing to gain (CPU)."""
+    def recording(self, beside: Recording | None = None) -> Recording | None:
+        """For work that repeats with arrays of the same shapes; None where there is nothing to gain (CPU).
+
+        It has memory of its own, or shares that of `beside`: then they must always run in the order in which they first ran, and what one
+        gave must be used up before an earlier one runs again.
+        """
         ...
 
     def add_into(self, into: Array, x: Array) -> None:

@@ -37,7 +37,8 @@ class Hop:
 
     A gradient is of one use: `source`, `source_slot` is the input slot that read the activation, and the receiver adds the gradients of
     all uses in node order. Only where all uses of an output are in one segment, their sum comes, named after the first of them.
-    `transfer` numbers this sender's transfers; `lane` says where the payload is.
+    `transfer` numbers this sender's transfers. `lane` says where the payload is, `codec` what it looks like there (`bus.wire`); `nbytes`
+    are those of the payload, `dtype` and `shape` those of the tensor.
     """
 
     network: NetworkId

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import structlog
 
-from dcnr.bus import codec, subjects
+from dcnr.bus import codec, subjects, wire
 from dcnr.bus.base import Bus, Subscription
-from dcnr.bus.lanes.base import Array, Lane, LaneBroken, OnHop, Port, bytes_of, check
+from dcnr.bus.lanes.base import Array, Bytes, Lane, LaneBroken, OnHop, Port, bytes_of, check
 from dcnr.bus.lanes.chunks import ChunksLane
 from dcnr.bus.lanes.inline import InlineLane
 from dcnr.bus.lanes.pool import Pool
@@ -123,28 +123,33 @@ class HopTransport:
     async def send(self, to: PNodeId, hop: Hop, payload: Array) -> None:
         """Send one tensor to the host of `hop.targets`; sender, transfer, lane, dtype, shape and nbytes of `hop` are filled in here.
 
-        Returns when the peer has it (inline: when it was published); until then `payload` must not change. Raises `WorldError` if the
-        peer does not take it.
+        It goes as `hop.codec` says where that makes it smaller, else raw. Returns when the peer has it (inline: when it was published);
+        until then `payload` must not change. Raises `WorldError` if the peer does not take it.
         """
         self._port.check_open()
         await self._start()
-        data = bytes_of(payload)
+        encoding = wire.codec_for(hop.codec, payload.dtype)
+        nbytes = wire.size(encoding, payload.dtype, payload.size)
         hop = replace(
             hop,
             sender=self._me,
             transfer=self._port.next_transfer(),
             dtype=payload.dtype.name,
             shape=payload.shape,
-            nbytes=len(data),
+            nbytes=nbytes,
+            codec=encoding,
         )
+        data: Bytes | None = None
         while True:
-            lane = self._lane(to, len(data))
+            lane = self._lane(to, nbytes)
             try:
                 async with self._turns.setdefault(to, asyncio.Lock()):
+                    if data is None:
+                        data = await self._encoded(encoding, payload)
                     start = time.perf_counter()
                     arrived = await lane.send(to, replace(hop, lane=lane.name), data)
                 await arrived
-                return self._pace.note(to, lane.name, len(data), time.perf_counter() - start)
+                return self._pace.note(to, lane.name, nbytes, time.perf_counter() - start)
             except LaneBroken as error:
                 _log.warning("lane given up", pnode=self._me, peer=to, lane=lane.name, why=str(error))
                 self._connect()
@@ -169,6 +174,10 @@ class HopTransport:
 
     def _lane(self, to: PNodeId, nbytes: int) -> Lane:
         return next(lane for lane in self._lanes if lane.serves(to, nbytes))
+
+    async def _encoded(self, encoding: wire.Codec, payload: Array) -> Bytes:
+        """Raw is a view; the rest is work for a thread."""
+        return bytes_of(payload) if encoding == "raw" else await asyncio.to_thread(wire.encode, encoding, payload)
 
     def _connect(self) -> None:
         """Direct connections are for those with whom we share no memory."""

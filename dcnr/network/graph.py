@@ -11,10 +11,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 from dcnr.ids import NetworkId, NodeId
 from dcnr.nodes.base import Shape
 from dcnr.nodes.spec import NodeConfig, StorePrecision
+
+Wire = Literal["native", "fp16", "int8"]
+"""How floats travel between PNodes: as they are, or smaller."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -72,6 +76,7 @@ class Graph:
     outputs: tuple[Sink, ...] = ()
     costs: tuple[Sink, ...] = ()
     metrics: tuple[Sink, ...] = field(default=())
+    wire: Wire = "native"
 
     @cached_property
     def by_id(self) -> Mapping[NodeId, GraphNode]:

@@ -18,7 +18,7 @@ from dcnr.network.spec import ConfigValue, EdgeSpec, NetworkSpec, NodeSpec, Sink
 from dcnr.network.yaml_tree import Leaf, Mapped, Sequence, Tree, kind, read_tree
 
 NETWORK_KEYS = (
-    "name", "precision", "param_precision", "activation_precision", "nodes", "edges", "outputs", "costs", "metrics",
+    "name", "precision", "param_precision", "activation_precision", "wire", "nodes", "edges", "outputs", "costs", "metrics",
 )  # fmt: skip
 NODE_KEYS = ("id", "type", "config", "input_shapes", "output_shapes")
 EDGE_KEYS = ("from", "to", "from_slot", "to_slot")
@@ -66,6 +66,7 @@ class _Reader:
             precision=self._text(top, "precision", None),
             param_precision=self._text(top, "param_precision", None),
             activation_precision=self._text(top, "activation_precision", None),
+            wire=self._text(top, "wire", None),
             place=top.place,
             key_places=top.key_places,
         )

@@ -15,7 +15,7 @@ from pydantic import AliasChoices, ValidationError
 
 from dcnr.ids import ID_RULE, NetworkId, NodeId, is_id
 from dcnr.network.agree import Draft, check_groups, check_reach, check_sinks, check_ties, check_vocabulary
-from dcnr.network.graph import Graph, GraphNode, Port, Sink, sort_ids
+from dcnr.network.graph import Graph, GraphNode, Port, Sink, Wire, sort_ids
 from dcnr.network.problems import Problems, nearest
 from dcnr.network.shapes import feed_of, is_cost, node_shapes, show, show_slots
 from dcnr.network.spec import EdgeSpec, NetworkSpec, NodeSpec, Place, SinkSpec
@@ -28,6 +28,8 @@ RESERVED = "trainer"
 """`Hop.source` of what the trainer feeds."""
 
 MAX_SLOTS = 1024
+
+WIRES: tuple[Wire, ...] = get_args(Wire)
 
 PRECISION_KEYS = ("precision", "param_precision", "activation_precision")
 
@@ -60,12 +62,14 @@ class _Resolver:
     """Every id of the file, also of nodes that have no draft because something is wrong with them."""
 
     def check_network(self) -> None:
-        """The network's name and default precisions."""
+        """The network's name, default precisions and wire."""
         spec = self.spec
         if spec.name and not is_id(spec.name):
             self.problems.say(_at(spec, "name"), None, f"'{spec.name}' is not a network name", f"Use {ID_RULE}.")
         for key in PRECISION_KEYS:
             self._check_precision(getattr(spec, key), _at(spec, key), None, key)
+        if spec.wire is not None and spec.wire not in WIRES:
+            self.problems.say(_at(spec, "wire"), None, f"unknown wire '{spec.wire}'", f"Use {', '.join(WIRES[:-1])} or {WIRES[-1]}.")
         if not spec.nodes and spec.name:
             self.problems.say(spec.place, None, "the network has no nodes", "List them under nodes:.")
 
@@ -263,7 +267,8 @@ def _graph(spec: NetworkSpec, drafts: Sequence[Draft]) -> Graph:
         GraphNode(draft.id, draft.type.name, draft.config, draft.inputs, *draft.known_shapes, param, activation, (draft.id,))
         for draft in drafts
     )
-    return Graph(NetworkId(spec.name), nodes, _sinks(spec.outputs), _sinks(spec.costs), _sinks(spec.metrics))
+    wire: Wire = next((known for known in WIRES if known == spec.wire), "native")
+    return Graph(NetworkId(spec.name), nodes, _sinks(spec.outputs), _sinks(spec.costs), _sinks(spec.metrics), wire)
 
 
 def _default(text: str | None) -> StorePrecision:

@@ -69,5 +69,6 @@ class NetworkSpec:
     precision: str | None = None
     param_precision: str | None = None
     activation_precision: str | None = None
+    wire: str | None = None
     place: Place = field(default=Place(), compare=False)
     key_places: Mapping[str, Place] = field(default_factory=dict, compare=False)

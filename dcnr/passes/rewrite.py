@@ -102,7 +102,7 @@ def merge(graph: Graph, merges: Sequence[Merge]) -> Graph:
     )
     outputs = tuple(sink for sink in graph.outputs if sink.port.node not in gone)
     metrics = tuple(replace(sink, port=Port(home[sink.port.node], 0)) if sink.port.node in gone else sink for sink in graph.metrics)
-    return Graph(graph.name, topological_order(nodes), outputs, graph.costs, metrics)
+    return replace(graph, nodes=topological_order(nodes), outputs=outputs, metrics=metrics)
 
 
 def _merged(one: Merge) -> GraphNode:
@@ -136,7 +136,7 @@ def remove(graph: Graph, gone: Collection[NodeId], instead: Mapping[Port, Port])
 
     kept = (node for node in graph.nodes if node.id not in gone)
     nodes = tuple(replace(node, inputs=tuple(follow(port) for port in node.inputs)) for node in kept)
-    return Graph(graph.name, nodes, sinks(graph.outputs), sinks(graph.costs), sinks(graph.metrics))
+    return replace(graph, nodes=nodes, outputs=sinks(graph.outputs), costs=sinks(graph.costs), metrics=sinks(graph.metrics))
 
 
 def _colocation(members: Sequence[GraphNode]) -> dict[str, str | bool | None]:

@@ -254,7 +254,7 @@ def test_a_decision_counts_once_and_only_for_the_reported_step(middle: Bench) ->
 
 
 def test_hops_that_come_twice_or_late_or_wrong_have_no_effect(middle: Bench) -> None:
-    """Duplicate, of a step that is over, to a slot that is not here, of a wrong shape."""
+    """Duplicate, of a step that is over, to a slot that is not here, of a wrong shape or dtype."""
     middle.hop("fwd", ("residual", 0), (("up", 0),), (1, 0))
     middle.hop("fwd", ("residual", 0), (("up", 0),), (1, 0))
     assert middle.telemetry.dropped == {"duplicate": 1}
@@ -263,11 +263,10 @@ def test_hops_that_come_twice_or_late_or_wrong_have_no_effect(middle: Bench) -> 
     middle.hop("fwd", ("residual", 0), (("down", 0),), (1, 1))
     middle.hop("bwd", ("residual", 0), (("gelu", 0),), (1, 1))
     assert middle.telemetry.dropped["unknown"] == 2
-    middle.session.hop(
-        Hop(NETWORK, SESSION, middle.session.deploy.epoch, 1, 1, 0, "fwd", NodeId("residual"), 0, ((NodeId("up"), 0),), A, "float32", (1,)),
-        np.zeros(1, np.float32),
-    )
-    assert middle.telemetry.dropped["malformed"] == 1
+    for wrong in (np.zeros(1, np.float32), np.zeros((ROWS, SEQ, DIM), np.int64), np.zeros((ROWS, SEQ, DIM), np.float16)):
+        about = (NodeId("residual"), 0, ((NodeId("up"), 0),), A, wrong.dtype.name, wrong.shape)
+        middle.session.hop(Hop(NETWORK, SESSION, middle.session.deploy.epoch, 1, 1, 0, "fwd", *about), wrong)
+    assert middle.telemetry.dropped["malformed"] == 3
     assert len(middle.jobs) == 1
 
 

@@ -187,7 +187,8 @@ def arrays(given: Given, rows: int, width: int) -> Results:
     return {
         "two": backend.add([x, y]), "three": backend.add([x, y, z]), "joined": backend.concatenate([x, y], 0), "copied": copied,
         "total": total, "left": parts[0], "middle": parts[1], "right": parts[2], "rows": backend.split(z, (rows - 1, 1), 0)[1],
-        "of ids": backend.cast(given.ids(rows, width, below=1000), given.precision), "wide": backend.cast(x, "float32"), "half": backend.cast(into, "float16"),
+        "of ids": backend.cast(given.ids(rows, width, below=1000), given.precision),
+        "wide": backend.cast(x, "float32"), "half": backend.cast(into, "float16"),
     }  # fmt: skip
 
 
@@ -230,7 +231,7 @@ def settled_step(given: Given, counts: tuple[int, ...], clip_norm: float = 1.0) 
         norm = float(np.sqrt(sum(_measured(backend, trained)[:-1]))) / SCALE
         _update(backend, trained, min(1.0, clip_norm / (norm + 1e-6)) / SCALE)
         return {"report": np.array([4, 2 * SCALE, 0, 0, norm, SCALE]), "scale": 2 * SCALE} | _named(trained)
-    end.decide(ScalerNumbers(3, SCALE, 1, True, 2, 1.0, 2.0**16))
+    end.start(ScalerNumbers(3, SCALE, 1, True, 2, 1.0, 2.0**16))
     other = [step._replace(lr=step.lr * 10) for step in steps]
     return {"report": end.settle(3, [other, steps], clip_norm), "scale": scale} | _named(trained)
 

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dcnr.bus import codec, subjects
+from dcnr.bus import codec, subjects, wire
 from dcnr.bus.base import Bus
 from dcnr.bus.lanes import segment
 from dcnr.bus.lanes.base import Array
@@ -239,6 +239,27 @@ async def test_where_shared_memory_is_refused_peers_connect(nats_url: str, monke
     await pair.a.send(B, HOP, np.ones(MIB, np.uint8))
     assert [hop.lane for hop, _ in pair.got] == ["chunks", "tcp"]
     await pair.close()
+
+
+@pytest.mark.parametrize(("host", "lane"), [("here", "shm"), ("elsewhere", "chunks")])
+@pytest.mark.parametrize("wanted", ["fp16", "int8", "native"])
+async def test_floats_travel_as_the_hop_says(make: MakePair, host: str, lane: str, wanted: str) -> None:
+    """On every lane, in order, with their own dtype and shape at the end; ids are never touched."""
+    pair = await make(host)
+    floats: list[Array] = [np.random.default_rng(seed).standard_normal((3, 1000, 1024)).astype(np.float32) for seed in range(3)]
+    arrays: list[Array] = [*floats, np.arange(7), floats[0][0, :5]]
+    await asyncio.gather(*(pair.a.send(B, replace(HOP, micro=number, codec=wanted), array) for number, array in enumerate(arrays)))
+    await until(lambda: len(pair.got) == len(arrays), 20)
+    got = {hop.micro: (hop, array) for hop, array in pair.got}
+    assert [hop.micro for hop, _ in pair.got if hop.micro < len(floats)] == [0, 1, 2]
+    for number, array in enumerate(arrays):
+        hop, other = got[number]
+        expected = wire.codec_for(wanted, array.dtype)
+        assert (hop.codec, other.dtype, other.shape) == (expected, array.dtype, array.shape)
+        alike = wire.decode(expected, wire.encode(expected, array), array.dtype, array.shape)
+        np.testing.assert_array_equal(other, alike)
+    assert got[0][0].lane.partition(":")[0] == lane
+    assert got[4][0].lane == "inline"
 
 
 async def test_bad_messages_are_dropped_counted_and_do_no_harm(make: MakePair) -> None:

@@ -39,6 +39,15 @@ def gpu(device: CudaDevice) -> Backend:
 
 
 @pytest.fixture(scope="session")
+def portable(device: CudaDevice) -> Backend:
+    """The same as on a card before Hopper."""
+    from dcnr.backends.cupy.backend import CupyBackend
+    from tests.gpu.poisoned import PoisonedDevice
+
+    return CupyBackend(PoisonedDevice(hopper=False))
+
+
+@pytest.fixture(scope="session")
 def exact(device: CudaDevice) -> Backend:
     """The same with every array in an allocation of its own."""
     from dcnr.backends.cupy.backend import CupyBackend

@@ -1,4 +1,4 @@
-"""Devices on the first GPU that show what an ordinary one forgives: kernels that leave something out, read what nobody wrote, or write too far."""
+"""Devices on the first GPU that show what an ordinary one forgives: numbers left out, read before they were written, or written too far."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from dcnr.bus.memory import MemoryBroker
 from dcnr.ids import SessionId
 from dcnr.storage.base import open_storage
 from dcnr.storage.checkpoint import read_manifest
+from tests import tolerances
 from tests.agents.tiny import TINY
 from tests.integration.scripted import agents, info_of
 from tests.orchestrator.running import User, make_data, orchestrator, user
@@ -43,10 +44,10 @@ async def cluster(broker: MemoryBroker, data_dir: Path, names: Sequence[str]) ->
         yield one
 
 
-async def train(data_dir: Path, names: Sequence[str], **options: Any) -> list[tuple[float, float, float]]:
+async def train(data_dir: Path, names: Sequence[str], file: str = TINY, **options: Any) -> list[tuple[float, float, float]]:
     """(loss, lr, gradient norm) of each step of one run."""
     async with cluster(MemoryBroker(), data_dir, names) as one:
-        await one.ask("network.create", file=TINY, file_name="tiny.yml")
+        await one.ask("network.create", file=file, file_name="tiny.yml")
         await one.ask("session.create", **{**RUN, "hyper": HYPER, **options})
         await one.until_state("done")
         assert [row.step for row in one.steps] == list(range(1, 9))
@@ -62,6 +63,19 @@ async def test_placement_is_invisible_in_every_number(tmp_path: Path, fuse: bool
         runs.append(await train(tmp_path / str(count), [f"agent-{number}" for number in range(count)], fuse=fuse))
     assert runs[0] == runs[1] == runs[2]
     assert runs[0][-1][0] < runs[0][0][0]
+
+
+@pytest.mark.parametrize("wire", ["fp16", "int8"])
+async def test_a_rounding_wire_changes_the_loss_a_little_and_only_between_agents(tmp_path: Path, wire: str) -> None:
+    """On one agent nothing is rounded; on two the losses differ, and fall as they should."""
+    runs = {}
+    for name, file, count in (("native", TINY, 2), ("one", f"wire: {wire}\n{TINY}", 1), ("two", f"wire: {wire}\n{TINY}", 2)):
+        make_data(tmp_path / name)
+        runs[name] = await train(tmp_path / name, [f"agent-{number}" for number in range(count)], file=file)
+    assert runs["one"] == runs["native"]
+    assert runs["two"] != runs["native"]
+    for (loss, _, _), (other, _, _) in zip(runs["two"], runs["native"], strict=True):
+        assert loss == pytest.approx(other, rel=tolerances.ROUNDED_WIRE)
 
 
 @pytest.mark.parametrize("then", [("a", "b"), ("x",)], ids=["the same agents", "one other agent"])

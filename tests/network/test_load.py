@@ -37,7 +37,7 @@ def problems(text: str) -> list[str]:
 BAD = {
     "not a mapping": ("- 1\n", [
         "net.yml:1:1: a list stands where a network should. Write it with the keys name, precision, param_precision, activation_precision, "
-        "nodes, edges, outputs, costs, metrics.",
+        "wire, nodes, edges, outputs, costs, metrics.",
     ]),
     "no name": (GOOD.replace("name: net\n", "# net\n"), ["net.yml:2:1: the key 'name' is missing. Add name: … here."]),
     "bad name": (GOOD.replace("net\n", "my net\n", 1), [
@@ -209,6 +209,7 @@ BAD = {
     ]),
     "precision of the network": (f"precision: fp8\n{GOOD}", ["net.yml:1:1: unknown precision 'fp8'. Use float32, float16 or bfloat16."]),
     "empty precision": (f"precision: ''\n{GOOD}", ["net.yml:1:1: unknown precision ''. Use float32, float16 or bfloat16."]),
+    "wire": (f"wire: int4\n{GOOD}", ["net.yml:1:1: unknown wire 'int4'. Use native, fp16 or int8."]),
     "precision and optimizer of a node": (GOOD.replace("out_dim: 9", "out_dim: 9, param_precision: int8, optimizer: adan"), [
         "net.yml:4:62: node 'head': unknown param_precision 'int8'. Use float32, float16 or bfloat16.",
         "net.yml:4:85: node 'head': unknown optimizer 'adan'. Did you mean 'adam'?",

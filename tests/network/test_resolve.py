@@ -9,6 +9,7 @@ from dcnr.ids import NodeId
 from dcnr.network.load import load_graph
 from dcnr.network.resolve import config_keys
 from dcnr.nodes.attention import AttentionHeadConfig
+from dcnr.passes import prepare
 from tests.network.files import EXAMPLE, chain
 
 
@@ -30,6 +31,14 @@ def test_the_networks_precision_is_every_nodes_default() -> None:
     """In whichever spelling; the part wins over the whole."""
     graph = load_graph(EXAMPLE.replace("precision: fp16", "precision: half\nparam_precision: fp32"), "example.yml")
     assert {(node.param_precision, node.activation_precision) for node in graph.nodes} == {("float32", "float16")}
+
+
+def test_the_wire_is_native_unless_the_file_says_otherwise() -> None:
+    """The file's own word, also after every pass."""
+    assert load_graph(EXAMPLE, "example.yml").wire == "native"
+    for wire in ("native", "fp16", "int8"):
+        graph = load_graph(f"wire: {wire}\n{EXAMPLE}", "example.yml")
+        assert (graph.wire, prepare(graph, True).wire, prepare(graph, False).wire) == (wire, wire, wire)
 
 
 def test_two_cycles_are_two_problems() -> None:

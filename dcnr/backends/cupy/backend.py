@@ -222,8 +222,8 @@ class CupyBackend:
     def step_end(self, trained: Sequence[Trained], groups: Sequence[int], loss_scale: DeviceArray) -> StepEnd:
         return optimizer.StepEnd(self._device, trained, groups, loss_scale)
 
-    def recording(self) -> Recording:
-        return self._device.recording()
+    def recording(self, beside: Recording | None = None) -> Recording:
+        return self._device.recording(beside)
 
     def add_into(self, into: DeviceArray, x: DeviceArray) -> None:
         arrays.add_into(self._device, into, x)

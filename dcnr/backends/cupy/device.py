@@ -99,9 +99,8 @@ class Device(Protocol):
         """A TMA descriptor with the 128-byte swizzle: extents and box innermost first, `strides` in bytes of all axes but the innermost."""
         ...
 
-    def recording(self) -> Recording:
-        """A fresh one. All recordings of a device share one pool, apart from the ordinary one: each piece of work frees what it took, so
-        they may use the same memory one after the other, and what is still referenced (results) stays its own."""
+    def recording(self, beside: Recording | None = None) -> Recording:
+        """A fresh one; see `Backend.recording`."""
         ...
 
     def synchronize(self) -> None:

@@ -107,8 +107,8 @@ class StepEnd:
         """See `backends.base.StepEnd.update`."""
         self._parameters.update([steps], None)
 
-    def decide(self, state: ScalerNumbers) -> None:
-        """See `backends.base.StepEnd.decide`; costs multiply by the state's loss scale from now on."""
+    def start(self, state: ScalerNumbers) -> None:
+        """See `backends.base.StepEnd.start`; costs multiply by the state's loss scale from now on."""
         self._scaler = _uploaded(self._device, np.array(state, FLOAT64))
         self._device.upload(self._loss_scale, np.array(state.loss_scale, np.float32))
 

@@ -12,13 +12,13 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import ml_dtypes
 import numpy as np
 import structlog
 
-from dcnr.bus import codec, subjects
+from dcnr.bus import codec, subjects, wire
 from dcnr.bus.base import Bus
 from dcnr.bus.credit import Seen
 from dcnr.bus.messages import VERSION, Credit, Hop
@@ -35,8 +35,8 @@ TRIES = 4
 REFUSED = -1
 """`Credit.received` of a receiver that cannot use this lane."""
 
-Array = np.ndarray[Any, np.dtype[Any]]
-Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+Array = wire.Array
+Bytes = wire.Bytes
 T = TypeVar("T")
 OnHop = Callable[[Hop, Array], None]
 
@@ -96,6 +96,7 @@ class Port:
         # From the clock, so that a restarted process does not repeat numbers that its peers have seen.
         self._numbers = itertools.count(time.time_ns())
         self._on_hop = on_hop
+        self._decoding = asyncio.Lock()
         self._closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -109,8 +110,11 @@ class Port:
         await self.bus.publish(subject, codec.encode_with_payload(hop, payload))
 
     def deliver(self, hop: Hop, data: Bytes) -> None:
-        """Hand over the tensor; its memory is valid as long as anything refers to it."""
-        self._on_hop(hop, data.view(DTYPES[hop.dtype]).reshape(hop.shape))
+        """Hand over the tensor; its memory is valid as long as anything refers to it. One that was encoded is first decoded on a thread."""
+        if hop.codec == "raw":
+            self._on_hop(hop, data.view(DTYPES[hop.dtype]).reshape(hop.shape))
+        else:
+            self.start(self._decode(hop, data))
 
     def acknowledge(self, sender: PNodeId, transfer: int, received: int) -> None:
         """Tell the sender how far we are. One that gets lost is made good by the sender's asking again."""
@@ -145,6 +149,11 @@ class Port:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _decode(self, hop: Hop, data: Bytes) -> None:
+        async with self._decoding:  # in the order in which they came
+            array = await asyncio.to_thread(wire.decode, cast("wire.Codec", hop.codec), data, DTYPES[hop.dtype], hop.shape)
+        self._on_hop(hop, array)
+
     async def _publish_credit(self, sender: PNodeId, credit: Credit) -> None:
         try:
             await self.bus.publish(subjects.peer(sender, "credit"), codec.encode(credit))
@@ -154,20 +163,23 @@ class Port:
 
 def check(hop: Hop) -> None:
     """Raise `PeerError` unless the header describes a tensor that we can take."""
-    if hop.version != VERSION or hop.codec != "raw":
-        raise PeerError(f"hop: version {hop.version}, codec '{hop.codec}'; this side speaks version {VERSION}, raw")
+    if hop.version != VERSION or hop.codec not in wire.CODECS:
+        ours = f"this side speaks version {VERSION}, {', '.join(wire.CODECS)}"
+        raise PeerError(f"hop: version {hop.version}, codec '{hop.codec[:64]}'; {ours}")
     dtype = DTYPES.get(hop.dtype)
     if dtype is None:
         raise PeerError(f"hop: unknown dtype '{hop.dtype}'")
     if not hop.targets:
         raise PeerError("hop: no targets")
-    if any(size < 0 for size in hop.shape) or math.prod(hop.shape) * dtype.itemsize != hop.nbytes or hop.nbytes > TENSOR_LIMIT:
-        raise PeerError(f"hop: {hop.nbytes} bytes for shape {hop.shape} of {hop.dtype}")
+    encoding, count = wire.codec_for(hop.codec, dtype), math.prod(hop.shape)
+    negative = any(size < 0 for size in hop.shape)
+    if negative or encoding != hop.codec or wire.size(encoding, dtype, count) != hop.nbytes or count * dtype.itemsize > TENSOR_LIMIT:
+        raise PeerError(f"hop: {hop.nbytes} bytes for shape {hop.shape} of {hop.dtype} as {hop.codec}")
 
 
 def bytes_of(array: Array) -> Bytes:
     """The bytes of an array, without a copy if it is contiguous."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return wire.encode("raw", array)
 
 
 def resolve(future: asyncio.Future[None], error: Exception | None = None) -> None:

@@ -106,9 +106,10 @@ class Rendezvous:
         return link
 
     def established(self, link: Link) -> None:
-        """A handshake is over. The token is used up."""
-        self._strangers.discard(link)
-        self._tokens.pop(link.peer, None)
+        """A handshake is over. The token of one who called us is used up."""
+        if link in self._strangers:
+            self._strangers.remove(link)
+            self._tokens.pop(link.peer, None)
         self._links.setdefault(link.peer, []).append(link)
         self._port.start(self._measure(link))
 
@@ -144,8 +145,9 @@ class Rendezvous:
         return token if asyncio.get_running_loop().time() < until else None
 
     def _invitation(self, peer: PNodeId, connected: bool = False) -> Meet:
-        token = b"" if connected else secrets.token_bytes(TOKEN)
-        if not connected:
+        token = b""
+        if not connected:  # one that is on its way stays good: both sides may be asking
+            token = self._token_of(peer) or secrets.token_bytes(TOKEN)
             self._tokens[peer] = (token, asyncio.get_running_loop().time() + TOKEN_SECONDS)
         return Meet(self._port.me, self._addresses(), token.hex(), self._way.encrypted, connected)
 
@@ -175,18 +177,19 @@ class Rendezvous:
             return b""
 
     async def _seek(self, peer: PNodeId) -> None:
-        if self._port.me > peer:
-            await asyncio.sleep(SECOND_SIDE)
         pause = FIRST_PAUSE
         while True:
             if (link := self.link(peer)) is not None:
-                pause = FIRST_PAUSE
                 await asyncio.wait([link.ended])
-                continue
-            await self._ask(peer)
-            if self.link(peer) is None:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LAST_PAUSE)
+                pause = FIRST_PAUSE
+            elif self._port.me > peer and pause == FIRST_PAUSE:
+                await asyncio.sleep(SECOND_SIDE)
+                pause *= 2
+            else:
+                await self._ask(peer)
+                if self.link(peer) is None:
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, LAST_PAUSE)
 
     async def _ask(self, peer: PNodeId) -> None:
         try:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dcnr.backends.base import DeviceMemory, HostArray
+from dcnr.backends.base import DeviceMemory, HostArray, Recording
 from dcnr.backends.cupy.array import DeviceArray, Dtype
 from dcnr.backends.cupy.device import Argument, Product
 
@@ -84,7 +84,7 @@ class DryDevice:
         """As large as one."""
         return bytes(128)
 
-    def recording(self) -> DryRecording:
+    def recording(self, beside: Recording | None = None) -> DryRecording:
         """One that always runs its work."""
         return DryRecording()
 

@@ -167,7 +167,7 @@ def test_many_parameters() -> None:
     sizes = [1 + number % 5 for number in range(700)]
     model = Model(EmulatedDevice(), sizes, None, groups=[2] * 350)
     steps = [ADAM._replace(lr=1e-3 * (1 + number % 9), grad_factor=1.0) for number in range(700)]
-    model.end.decide(ScalerNumbers(2, 1.0, 0, False, 2000, MIN_LOSS_SCALE, MAX_LOSS_SCALE))
+    model.end.start(ScalerNumbers(2, 1.0, 0, False, 2000, MIN_LOSS_SCALE, MAX_LOSS_SCALE))
     report = get(model.end.settle(3, [steps], 0.0))
     model.update(steps)
     assert model.bits() == model.wanted()
@@ -192,7 +192,7 @@ def test_decisions_are_those_of_the_trainer(loss_scale: float, dynamic: bool, cl
     groups = [2, 1, 3, 2]
     model = Model(device, SIZES, groups=groups)
     state = ScalerState(loss_scale=loss_scale, dynamic=dynamic)
-    model.end.decide(ScalerNumbers(0, loss_scale, 0, dynamic, 3, MIN_LOSS_SCALE, MAX_LOSS_SCALE))
+    model.end.start(ScalerNumbers(0, loss_scale, 0, dynamic, 3, MIN_LOSS_SCALE, MAX_LOSS_SCALE))
     assert get(model.loss_scale) == np.float32(loss_scale)
     rng = np.random.default_rng(1)
     for step, overflows in enumerate((0, 0, 0, 0, 1, 0, 1, 1, 0, 0, 0, 0), 1):
@@ -218,7 +218,7 @@ def test_decisions_are_those_of_the_trainer(loss_scale: float, dynamic: bool, cl
 def test_a_skipped_step_changes_nothing() -> None:
     """No parameter, moment or copy; the next one finds its numbers among the candidates, whatever was skipped."""
     model = Model(EmulatedDevice(), SIZES)
-    model.end.decide(ScalerNumbers(4, 8.0, 1, True, 2000, MIN_LOSS_SCALE, MAX_LOSS_SCALE))
+    model.end.start(ScalerNumbers(4, 8.0, 1, True, 2000, MIN_LOSS_SCALE, MAX_LOSS_SCALE))
     candidates = [[ADAM._replace(lr=lr, grad_factor=0.0)] * len(SIZES) for lr in (1e-3, 2e-3, 3e-3)]
     before, gradient = model.bits(), model.host[6].gradients.copy()
     model.set_gradient(6, np.full(4100, np.nan, np.float32))
@@ -239,7 +239,7 @@ def test_an_update_that_is_no_candidate_shows(first: int) -> None:
     """The report says NaN updates, and nothing changes."""
     model = Model(EmulatedDevice(), SIZES)
     state = ScalerNumbers(2, 8.0, 1, True, 2000, MIN_LOSS_SCALE, MAX_LOSS_SCALE)
-    model.end.decide(state)
+    model.end.start(state)
     before = model.bits()
     assert np.isnan(get(model.end.settle(first, [[ADAM] * len(SIZES)] * 2, 1.0))[0])
     assert model.bits() == before
@@ -252,7 +252,7 @@ def test_a_step_is_settled_without_the_host() -> None:
     for reverse in (False, True):
         device = EmulatedDevice(reverse=reverse)
         model = Model(device, SIZES)
-        model.end.decide(ScalerNumbers(0, 8.0, 1, True, 2000, MIN_LOSS_SCALE, MAX_LOSS_SCALE))
+        model.end.start(ScalerNumbers(0, 8.0, 1, True, 2000, MIN_LOSS_SCALE, MAX_LOSS_SCALE))
         uploads = device.uploads
         report = model.end.settle(1, [[ADAM] * len(SIZES)], 1.0)
         assert device.uploads == uploads + 1
@@ -266,7 +266,7 @@ def test_nothing_to_train() -> None:
     device = EmulatedDevice()
     end = optimizer.StepEnd(device, [], [], device.empty((), FLOAT32))
     assert get(end.measure()).tolist() == [1]
-    end.decide(ScalerNumbers(0, 1.0, 0, False, 2000, MIN_LOSS_SCALE, MAX_LOSS_SCALE))
+    end.start(ScalerNumbers(0, 1.0, 0, False, 2000, MIN_LOSS_SCALE, MAX_LOSS_SCALE))
     end.update([])
     assert get(end.settle(1, [[]], 1.0)).tolist() == [1, 1, 1, 0, 0, 1]
 

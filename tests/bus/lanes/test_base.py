@@ -24,6 +24,8 @@ def test_good_headers_pass() -> None:
     check(replace(HOP, shape=(), nbytes=4))
     check(replace(HOP, shape=(0, 5), nbytes=0))
     check(replace(HOP, dtype="bfloat16", nbytes=12))
+    check(replace(HOP, codec="fp16", nbytes=12))
+    check(replace(HOP, codec="int8", nbytes=10))
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,11 @@ def test_good_headers_pass() -> None:
         {"shape": (TENSOR_LIMIT // 4 + 1,), "nbytes": TENSOR_LIMIT + 4},
         {"version": 2},
         {"codec": "zip"},
+        {"codec": "native"},
+        {"codec": "fp16"},
+        {"codec": "fp16", "dtype": "float16", "nbytes": 12},
+        {"codec": "int8", "dtype": "int64", "nbytes": 10},
+        {"codec": "int8", "shape": (1 << 40,), "nbytes": (1 << 40) + (1 << 36)},
         {"targets": ()},
     ],
 )

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dcnr.backends.base import DeviceMemory, HostArray
+from dcnr.backends.base import DeviceMemory, HostArray, Recording
 from dcnr.backends.cupy.arguments import ArgumentPacker
 from dcnr.backends.cupy.array import DeviceArray, Dtype
 from dcnr.backends.cupy.device import Argument, Product
@@ -202,7 +202,7 @@ class EmulatedDevice:
         extents, boxes = (*dims, *[1] * missing), (*box, *[1] * missing)
         return struct.pack("9Q5I36x", array.ptr, *extents, size, *strides, *[0] * missing, *boxes, size)
 
-    def recording(self) -> EmulatedRecording:
+    def recording(self, beside: Recording | None = None) -> EmulatedRecording:
         """A fresh one."""
         return EmulatedRecording(self)
 

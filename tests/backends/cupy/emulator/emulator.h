@@ -65,7 +65,12 @@ DI uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 
 // --- numbers ---
 namespace emulator {
-template <class To, class From> static inline To same_bits(From from) { To to; static_assert(sizeof to == sizeof from, ""); memcpy(&to, &from, sizeof to); return to; }
+template <class To, class From> static inline To same_bits(From from) {
+  To to;
+  static_assert(sizeof to == sizeof from, "");
+  memcpy(&to, &from, sizeof to);
+  return to;
+}
 }
 DI float half_to_float(u16 v) { return (float)emulator::same_bits<_Float16>(v); }
 DI u16 float_to_half(float f) { return emulator::same_bits<u16>((_Float16)f); }
@@ -117,21 +122,26 @@ DI int __clz(int x) { return x ? __builtin_clz((u32)x) : 32; }
 DI int __clzll(long long x) { return x ? __builtin_clzll((u64)x) : 64; }
 DI int __ffs(int x) { return __builtin_ffs(x); }
 DI void sincospif(float x, float* s, float* c) { *s = (float)sin(3.14159265358979323846 * x); *c = (float)cos(3.14159265358979323846 * x); }
-template <class A, class B> static inline auto min(A a, B b) -> decltype(true ? A() : B()) { typedef decltype(true ? A() : B()) C; return (C)a < (C)b ? (C)a : (C)b; }
-template <class A, class B> static inline auto max(A a, B b) -> decltype(true ? A() : B()) { typedef decltype(true ? A() : B()) C; return (C)a > (C)b ? (C)a : (C)b; }
+template <class A, class B> using Common = decltype(true ? A() : B());
+template <class A, class B> static inline Common<A, B> min(A a, B b) { return (Common<A, B>)a < (Common<A, B>)b ? a : b; }
+template <class A, class B> static inline Common<A, B> max(A a, B b) { return (Common<A, B>)a > (Common<A, B>)b ? a : b; }
 DI bool isfinite(double x) { return __builtin_isfinite(x); }
 DI bool isnan(double x) { return x != x; }
 DI bool isinf(double x) { return __builtin_isinf(x); }
 
 // --- memory ---
-DI V4 ldg16(const void* p) { if ((u64)p % 16) emulator::fail("16 bytes read from unaligned %p", p); V4 v; memcpy(&v, p, 16); return v; }
-DI void stg16(void* p, V4 v) { if ((u64)p % 16) emulator::fail("16 bytes written to unaligned %p", p); memcpy(p, &v, 16); }
-DI void stg8(void* p, u32 a, u32 b) { if ((u64)p % 8) emulator::fail("8 bytes written to unaligned %p", p); memcpy(p, &a, 4); memcpy((char*)p + 4, &b, 4); }
-DI V4 ldg16cs(const void* p) { return ldg16(p); }
-template <class T> static inline T __ldg(const T* p) { if ((u64)p % sizeof(T)) emulator::fail("%zu bytes read from unaligned %p", sizeof(T), p); return *p; }
+template <class T> static inline T __ldg(const T* p) {
+  if ((u64)p % sizeof(T)) emulator::fail("%zu bytes read from unaligned %p", sizeof(T), p);
+  return *p;
+}
+template <class T> static inline void __stcs(T* p, T v) {
+  if ((u64)p % sizeof(T)) emulator::fail("%zu bytes written to unaligned %p", sizeof(T), p);
+  *p = v;
+}
+DI V4 ldg16(const void* p) { return __ldg((const V4*)p); }
+DI void stg16(void* p, V4 v) { __stcs((V4*)p, v); }
 template <class T> static inline T __ldcs(const T* p) { return __ldg(p); }
 template <class T> static inline T __ldcg(const T* p) { return __ldg(p); }
-template <class T> static inline void __stcs(T* p, T v) { if ((u64)p % sizeof(T)) emulator::fail("%zu bytes written to unaligned %p", sizeof(T), p); *p = v; }
 template <class T> static inline void __stcg(T* p, T v) { __stcs(p, v); }
 DI u32 smem_addr(const void* p) { return emulator::address_of(p); }
 template <class T> static inline T emulated_load(u32 a) { T v; memcpy(&v, emulator::at(a, sizeof v), sizeof v); return v; }
@@ -147,9 +157,14 @@ DI void cp_commit() { emulator::commit_copies(); }
 template <int N> static inline void cp_wait() { emulator::wait_copies(N); }
 DI void __threadfence() {}
 DI void __threadfence_block() {}
-template <class T> static inline T atomicAdd(T* p, T v) { static_assert(emulator::Plain<T>::is_integer, "sums of floats by atomics depend on their order"); const T old = *p; *p = old + v; return old; }
-template <class T> static inline T atomicMax(T* p, T v) { static_assert(emulator::Plain<T>::is_integer, ""); const T old = *p; if (v > old) *p = v; return old; }
-template <class T> static inline T atomicMin(T* p, T v) { static_assert(emulator::Plain<T>::is_integer, ""); const T old = *p; if (v < old) *p = v; return old; }
+template <class T> static inline T atomicAdd(T* p, T v) {
+  static_assert(emulator::Plain<T>::is_integer, "sums of floats by atomics depend on their order");
+  const T old = *p;
+  *p = old + v;
+  return old;
+}
+template <class T> static inline T atomicMax(T* p, T v) { const T old = *p; if (v > old) *p = v; return old; }
+template <class T> static inline T atomicMin(T* p, T v) { const T old = *p; if (v < old) *p = v; return old; }
 template <class T> static inline T atomicOr(T* p, T v) { const T old = *p; *p = old | v; return old; }
 template <class T> static inline T atomicAnd(T* p, T v) { const T old = *p; *p = old & v; return old; }
 template <class T> static inline T atomicExch(T* p, T v) { const T old = *p; *p = v; return old; }
@@ -158,7 +173,16 @@ DI u32 atomicInc(u32* p, u32 limit) { const u32 old = *p; *p = old >= limit ? 0 
 
 // --- threads of a block ---
 DI void __syncthreads() { emulator::sync_block(); }
-DI int __syncthreads_or(int p) { static __attribute__((section("emulated_shared"))) int any; any = 0; emulator::sync_block(); if (p) any = 1; emulator::sync_block(); const int r = any; emulator::sync_block(); return r; }
+DI int __syncthreads_or(int p) {
+  __shared__ int any;
+  any = 0;
+  emulator::sync_block();
+  if (p) any = 1;
+  emulator::sync_block();
+  const int r = any;
+  emulator::sync_block();
+  return r;
+}
 DI int __syncthreads_and(int p) { return !__syncthreads_or(!p); }
 DI void __syncwarp(u32 mask = 0xffffffffu) { emulator::check_mask(mask); emulator::exchange({}); }
 namespace emulator {
@@ -181,10 +205,21 @@ static inline u32 ballot(u32 mask, bool p) {
   return r;
 }
 }  // namespace emulator
-template <class T> static inline T __shfl_sync(u32 mask, T v, int from, int width = 32) { const int l = emulator::self->lane; return emulator::shuffle(mask, v, (l & -width) + (from & (width - 1))); }
-template <class T> static inline T __shfl_xor_sync(u32 mask, T v, int bits, int width = 32) { const int l = emulator::self->lane; return emulator::shuffle(mask, v, ((l ^ bits) & -width) > (l & -width) ? l : l ^ bits); }
-template <class T> static inline T __shfl_up_sync(u32 mask, T v, int by, int width = 32) { const int l = emulator::self->lane; return emulator::shuffle(mask, v, (l & (width - 1)) < by ? l : l - by); }
-template <class T> static inline T __shfl_down_sync(u32 mask, T v, int by, int width = 32) { const int l = emulator::self->lane; return emulator::shuffle(mask, v, (l & (width - 1)) + by >= width ? l : l + by); }
+template <class T> static inline T __shfl_sync(u32 mask, T v, int from, int width = 32) {
+  return emulator::shuffle(mask, v, (emulator::self->lane & -width) + (from & (width - 1)));
+}
+template <class T> static inline T __shfl_xor_sync(u32 mask, T v, int bits, int width = 32) {
+  const int l = emulator::self->lane;
+  return emulator::shuffle(mask, v, ((l ^ bits) & -width) > (l & -width) ? l : l ^ bits);
+}
+template <class T> static inline T __shfl_up_sync(u32 mask, T v, int by, int width = 32) {
+  const int l = emulator::self->lane;
+  return emulator::shuffle(mask, v, (l & (width - 1)) < by ? l : l - by);
+}
+template <class T> static inline T __shfl_down_sync(u32 mask, T v, int by, int width = 32) {
+  const int l = emulator::self->lane;
+  return emulator::shuffle(mask, v, (l & (width - 1)) + by >= width ? l : l + by);
+}
 DI u32 __ballot_sync(u32 mask, bool p) { return emulator::ballot(mask, p); }
 DI bool __any_sync(u32 mask, bool p) { return emulator::ballot(mask, p) != 0; }
 DI bool __all_sync(u32 mask, bool p) { return emulator::ballot(mask, !p) == 0; }
@@ -203,8 +238,17 @@ DI void mma16816(float* c, const u32* a, u32 b0, u32 b1) { emulator::multiply_wa
 // --- how the launcher finds a kernel: its arguments come as the driver takes them, one address each ---
 extern "C" __attribute__((weak, visibility("hidden"))) char __start_emulated_shared[], __stop_emulated_shared[];
 namespace emulator {
-template <class T> struct Code { static const char value = Plain<T>::is_float ? (sizeof(T) == 8 ? 'd' : 'f') : Plain<T>::is_integer ? (sizeof(T) == 8 ? 'l' : sizeof(T) == 4 ? 'i' : 'h') : 's'; };
-template <class T> struct Code<T*> { static const char value = Plain<T>::is_float ? (sizeof(T) == 8 ? 'D' : 'F') : Plain<T>::is_integer ? (sizeof(T) == 8 ? 'L' : sizeof(T) == 4 ? 'I' : sizeof(T) == 2 ? 'H' : 'B') : 'P'; };
+// what a parameter is, as a letter: numbers small, pointers to them large
+template <class T> struct Code {
+  static const int size = sizeof(T);
+  static const char integer = size == 8 ? 'l' : size == 4 ? 'i' : 'h';
+  static const char value = Plain<T>::is_float ? (size == 8 ? 'd' : 'f') : Plain<T>::is_integer ? integer : 's';
+};
+template <class T> struct Code<T*> {
+  static const int size = sizeof(T);
+  static const char integer = size == 8 ? 'L' : size == 4 ? 'I' : size == 2 ? 'H' : 'B';
+  static const char value = Plain<T>::is_float ? (size == 8 ? 'D' : 'F') : Plain<T>::is_integer ? integer : 'P';
+};
 template <> struct Code<void*> { static const char value = 'P'; };
 template <> struct Code<const void*> { static const char value = 'P'; };
 template <auto F> struct Entry;
@@ -227,5 +271,7 @@ template <class... A, void (*F)(A...)> struct Entry<F> {
 template <class... A, void (*F)(A...)> void** Entry<F>::arguments;
 }  // namespace emulator
 #define EXPORT(name) \
-  extern "C" int launch_##name(const emulator::Launch* how, void** given, char* message, int room) { return emulator::Entry<name>::launch(#name, how, given, message, room); } \
+  extern "C" int launch_##name(const emulator::Launch* how, void** given, char* message, int room) { \
+    return emulator::Entry<name>::launch(#name, how, given, message, room); \
+  } \
   extern "C" int describe_##name(char* codes, int* sizes) { return emulator::Entry<name>::describe(codes, sizes); }

@@ -33,7 +33,7 @@ void wait_copies(unsigned pending) {
   }
 }
 
-// --- ldmatrix, stmatrix ---
+// --- ldmatrix ---
 void load_matrices(u32* into, u32 address, bool transposed) {
   at(address, 16);
   const Slot* slots = exchange({{address}});
@@ -47,13 +47,6 @@ void load_matrices(u32* into, u32 address, bool transposed) {
     into[i] = h[0] | (u32)h[1] << 16;
   }
   exchange({});  // nobody overwrites what another lane still reads
-}
-void store_matrices(u32 address, const u32* from) {
-  at(address, 16);
-  const Slot* slots = exchange({{address}});
-  const int l = self->lane;
-  for (int i = 0; i < 4; i++) memcpy(at((u32)slots[8 * i + l / 4].word[0], 16) + 4 * (l & 3), &from[i], 4);
-  exchange({});
 }
 
 // --- products ---
@@ -151,7 +144,9 @@ void barrier_arrive(u32 address, u32 bytes) {
 template <class Move> static u32 each_element(u32 tile, const TensorMap& m, const int* where, Move move) {
   if (tile % 1024) fail("the tile at %u is not aligned to 1024 bytes", tile);
   u32 offset = 0, i[4];
-  for (i[3] = 0; i[3] < m.box[3]; i[3]++) for (i[2] = 0; i[2] < m.box[2]; i[2]++) for (i[1] = 0; i[1] < m.box[1]; i[1]++) for (i[0] = 0; i[0] < m.box[0]; i[0]++) {
+  for (u32 n = 0, total = m.box[0] * m.box[1] * m.box[2] * m.box[3]; n < total; n++) {
+    u32 rest = n;
+    for (int k = 0; k < 4; k++) { i[k] = rest % m.box[k]; rest /= m.box[k]; }
     u64 from = m.base;
     bool inside = true;
     for (int k = 0; k < 4; k++) {
@@ -190,9 +185,6 @@ void tensor_load(u32 to, const TensorMap& map, u32 barrier, const int* where) {
   if (to % 1024) fail("the tile at %u is not aligned to 1024 bytes", to);
   const u32 bytes = map.element * map.box[0] * map.box[1] * map.box[2] * map.box[3];
   found(barrier).loads.push_back({to, map, {where[0], where[1], where[2], where[3]}, nullptr, bytes});
-}
-void tensor_store(u32 from, const TensorMap& map, const int* where) {
-  each_element(from, map, where, [&](char* tile, char* to, bool inside) { if (inside) memcpy(to, tile, map.element); });
 }
 void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
   if (to % 16 || (u64)from % 16 || bytes % 16) fail("a bulk copy of %u bytes from %p to %u is not aligned to 16", bytes, from, to);

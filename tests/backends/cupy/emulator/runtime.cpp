@@ -19,7 +19,7 @@ Dim block, blocks, threads;
 alignas(1024) char shared[MAX_SHARED + GUARD];
 static Fiber fibers[MAX_THREADS];
 static Warp warps[MAX_THREADS / 32];
-static Barrier block_barrier, named[16];
+static Barrier block_barrier;
 static int alive, idle, shared_bytes;
 static bool failed;
 static const Call* running;
@@ -71,12 +71,8 @@ static void enter() {
   if (--w.alive > 0 && w.barrier.arrived == w.alive) release(w.barrier);  // threads that are gone are not waited for
   if (--alive > 0 && block_barrier.arrived == alive) release(block_barrier);
   mine->previous->next = mine->next; mine->next->previous = mine->previous;
-  void* unused = mine->sp;
-  void** left = &mine->sp;
-  (void)unused;
-  if (alive == 0) change(left, main_sp);
-  self = mine->next;
-  change(left, self->sp);
+  if (alive > 0) self = mine->next;
+  change(&mine->sp, alive > 0 ? self->sp : main_sp);  // and never back
 }
 void yield() {
   if (++idle > 2 * alive + 2) fail("deadlock: %d threads wait for something that never comes", alive);
@@ -104,7 +100,6 @@ void arrive(Barrier& b, int total) {
   do yield(); while (b.generation == g);
 }
 void sync_block() { arrive(block_barrier, alive); }
-void sync_some(int id, int total) { arrive(named[id & 15], total); }
 Slot* exchange(const Slot& mine) {
   Warp& w = *self->warp;
   Slot* slots = w.slots[w.barrier.generation & 1];  // alternating, so that reading needs no second barrier
@@ -134,7 +129,6 @@ static void start_block(int threads_, bool reverse) {
   if (running->high > running->low) memset(running->low, 0xff, running->high - running->low);
   reset_block();
   memset(&block_barrier, 0, sizeof block_barrier);
-  memset(named, 0, sizeof named);
   for (int i = 0; i < (threads_ + 31) / 32; i++) { warps[i].barrier = Barrier(); warps[i].alive = 0; }
   for (int i = 0; i < threads_; i++) {
     Fiber& f = fibers[i];
@@ -149,7 +143,8 @@ static void start_block(int threads_, bool reverse) {
 }
 static void check_guard() {
   for (int i = 0; i < GUARD; i++) if ((unsigned char)shared[shared_bytes + i] != 0xff) {
-    snprintf(reason, sizeof reason, "%s, block (%u, %u): wrote behind the %d bytes of shared memory of this launch", running->name, block.x, block.y, shared_bytes);
+    const char* told = "%s, block (%u, %u): wrote behind the %d bytes of shared memory of this launch";
+    snprintf(reason, sizeof reason, told, running->name, block.x, block.y, shared_bytes);
     failed = true;
     return;
   }
@@ -158,7 +153,8 @@ int launch(const Call& call, const Launch& how, char* message, int room) {
   running = &call; failed = false; shared_bytes = how.shared;
   blocks = {(unsigned)how.blocks_x, (unsigned)how.blocks_y, 1}; threads = {(unsigned)how.threads, 1, 1};
   if (!fibers[0].stack) {
-    char* stacks = (char*)mmap(nullptr, (size_t)MAX_THREADS * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    char* stacks = (char*)mmap(nullptr, (size_t)MAX_THREADS * STACK, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (stacks == MAP_FAILED) { snprintf(message, room, "no memory for the stacks of %d threads", MAX_THREADS); return 1; }
     for (int i = 0; i < MAX_THREADS; i++) fibers[i].stack = stacks + (size_t)i * STACK;
   }

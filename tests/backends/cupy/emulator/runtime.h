@@ -31,7 +31,6 @@ int launch(const Call& call, const Launch& how, char* message, int room);
 void yield();                                // let the others run; fails when nobody gets any further
 void arrive(Barrier& barrier, int total);    // and wait for the others
 void sync_block();
-void sync_some(int id, int total);           // a named barrier
 Slot* exchange(const Slot& mine);            // a warp's slots, once all its lanes have brought theirs
 u32 address_of(const void* pointer);         // as the shared window counts
 char* at(u32 address, int bytes);            // checked for bounds and alignment
@@ -41,7 +40,6 @@ void copy_async(u32 to, const void* from, int bytes, bool ok);
 void commit_copies();
 void wait_copies(unsigned pending);
 void load_matrices(u32* into, u32 address, bool transposed);
-void store_matrices(u32 address, const u32* from);
 void multiply_warp(float* c, const u32* a, u32 b0, u32 b1, bool bfloat);
 // D [64, n] (+)= A B over 16 columns of A; a group of four warps; `a` null: A comes from registers
 void multiply_group(float* d, const u64* a, const u32* registers, u64 b, int n, bool transpose_a, bool transpose_b, bool add, bool bfloat);
@@ -52,7 +50,6 @@ void barrier_init(u32 address, u32 count);
 void barrier_arrive(u32 address, u32 bytes);
 void barrier_wait(u32 address, u32 parity);
 void tensor_load(u32 to, const TensorMap& map, u32 barrier, const int* where);
-void tensor_store(u32 from, const TensorMap& map, const int* where);
 void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier);
 void reset_block();                          // barriers and loads of the block before
 }  // namespace emulator
