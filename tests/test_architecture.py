@@ -202,7 +202,7 @@ def test_kernels_are_small_and_say_what_they_are(path: Path) -> None:
 @pytest.mark.parametrize("path", sources("**/*.py"), ids=name_of)
 def test_only_the_device_imports_cupy(path: Path) -> None:
     """Operations see a device, so that tests can run them without a GPU."""
-    borders = {SOURCE / "backends" / "cupy" / name for name in ("cuda.py", "copies.py", "probe.py")}
+    borders = {SOURCE / "backends" / "cupy" / name for name in ("cuda.py", "copies.py", "ipc.py", "probe.py")}
     for line, name in imports(tree_of(path)):
         assert path in borders or name.split(".")[0] != "cupy", f"{name_of(path)}:{line}: imports {name}"
 

@@ -97,11 +97,11 @@ class Evict:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SendHop:
-    """Send a tensor to another PNode."""
+    """Send a tensor, of the device or of the host, to another PNode."""
 
     to: PNodeId
     hop: Hop
-    payload: HostArray
+    payload: Array
 
 
 @dataclass(frozen=True, slots=True)

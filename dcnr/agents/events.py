@@ -33,10 +33,10 @@ class NameHeard:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HopArrived:
-    """A tensor came over the wire."""
+    """A tensor came over the wire, to the host or right to the device."""
 
     hop: Hop
-    payload: HostArray
+    payload: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class SetupFailed:
 
 
 class Handoff(NamedTuple):
-    """A tensor that leaves a segment: on the device, and in host memory if it goes over the wire."""
+    """A tensor that leaves a segment: on the device, and in host memory if it goes to where devices cannot hand it over."""
 
     array: Array
     host: HostArray | None

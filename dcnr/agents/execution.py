@@ -25,7 +25,7 @@ from dcnr.agents.ending import Ending, Later, Settlement, make_ending
 from dcnr.agents.events import Handoff
 from dcnr.agents.plan import Plan, micro_rows
 from dcnr.agents.program import Program, Tape
-from dcnr.agents.routing import ExternalInput, IncomingGradient, Remote
+from dcnr.agents.routing import ExternalInput, IncomingGradient, Local, Remote
 from dcnr.agents.weights import Weights
 from dcnr.backends.base import Array, Backend, HostArray, Precision, Recording, Scalar
 from dcnr.bus.messages import Deploy
@@ -243,10 +243,10 @@ class Execution:
                 self._backend.copy_into(whole[at][rows], part)
 
     def _handed(self, run: SegmentRun, job: Pass, made: _Made) -> Later[Results]:
-        """What leaves the segment; what travels is also brought to the host. Losses of steps that are decided here wait for the end."""
+        """What leaves the segment; what travels through host memory is brought there. Losses of steps decided here wait for the end."""
         routes = run.program.routes
-        travels = [bool(output.remote) for output in routes.outputs[: len(made.outputs)]]
-        travels += [isinstance(entry.to, Remote) for entry in routes.outgoing[: len(made.gradients)]]
+        travels = [any(map(self._is_far, output.remote)) for output in routes.outputs[: len(made.outputs)]]
+        travels += [self._is_far(entry.to) for entry in routes.outgoing[: len(made.gradients)]]
         tensors = [*made.outputs, *made.gradients]
         losses = list(zip(routes.costs, made.losses, strict=False))  # none, without a forward
         if self._deploy.decides:
@@ -262,6 +262,9 @@ class Execution:
             return Results(handed[: len(made.outputs)], said, handed[len(made.outputs) :])
 
         return later
+
+    def _is_far(self, to: Local | Remote) -> bool:
+        return isinstance(to, Remote) and to.pnode not in self._plan.near
 
     def _hosts(self, arrays: Sequence[Array | Scalar]) -> Later[Sequence[HostArray]]:
         """Their values on the host. Nobody writes to activations again, so where they are there already they need not be copied."""

@@ -22,7 +22,7 @@ from dcnr.agents.routing import Local, Remote, Use
 from dcnr.agents.segment import Segment
 from dcnr.agents.telemetry import IN_PLACE, Telemetry
 from dcnr.agents.vnode import Offer, Turn
-from dcnr.backends.base import Array, HostArray
+from dcnr.backends.base import Array
 from dcnr.bus.messages import (
     TRAINER,
     Decision,
@@ -151,7 +151,7 @@ class HostedSession:
 
     # -- tensors ------------------------------------------------------------------------------------------------------
 
-    def hop(self, hop: Hop, payload: HostArray) -> list[Command]:
+    def hop(self, hop: Hop, payload: Array) -> list[Command]:
         """A tensor came over the wire, of this epoch."""
         if self.plan is None or self.state not in RUNNING:
             self._telemetry.drop("unknown")
@@ -222,7 +222,8 @@ class HostedSession:
             self._telemetry.receive(IN_PLACE, handoff.array.nbytes)
             self._offer(phase, to, turn, self._attempt, handoff.array, 0.0)
             return []
-        payload = handoff.host
+        near = self.plan is not None and to.pnode in self.plan.near
+        payload = handoff.array if near else handoff.host
         if payload is None:
             raise InvariantError(f"a tensor of {source[0]} for another PNode is not in host memory")
         self._telemetry.send(to.pnode, payload.nbytes)

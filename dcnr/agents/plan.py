@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dcnr.agents.routing import Routes, find_routes
-from dcnr.bus.messages import Deploy
+from dcnr.bus.messages import WITH_DEVICE, Deploy
 from dcnr.errors import UserError
 from dcnr.ids import NodeId, PNodeId
 from dcnr.network.graph import Graph
@@ -34,6 +34,8 @@ class Plan:
     """Parameters, optimizer state and activations of each."""
     again_bytes: int
     """On top of them, while the largest group with `recompute` runs again."""
+    near: frozenset[PNodeId]
+    """PNodes on this host that compute on a GPU as this one does: tensors go to them from device to device."""
 
     @property
     def bytes(self) -> int:
@@ -57,7 +59,12 @@ def make_plan(deploy: Deploy, me: PNodeId) -> Plan:
     costs = graph_costs(graph, rows, Hyper.model_validate(deploy.hyper).shards, lambda node: assignment[node.id])
     node_bytes = {name: costs[name].bytes for name in hosted}
     again = most_again(graph, {name: costs[name].again_bytes for name in hosted})
-    return Plan(graph, routes, {name: instantiate(node) for name, node in hosted.items()}, node_bytes, again)
+    return Plan(graph, routes, {name: instantiate(node) for name, node in hosted.items()}, node_bytes, again, _near(deploy, me))
+
+
+def _near(deploy: Deploy, me: PNodeId) -> frozenset[PNodeId]:
+    here = {(info.host, info.backend) for info in deploy.peers if info.pnode == me and info.backend == WITH_DEVICE}
+    return frozenset(info.pnode for info in deploy.peers if info.pnode != me and (info.host, info.backend) in here)
 
 
 def micro_rows(batch: int, micro_batches: int, micro: int) -> tuple[int, int]:

@@ -15,7 +15,6 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import assert_never
 
-import numpy as np
 import structlog
 
 from dcnr.agents.commands import (
@@ -53,9 +52,10 @@ from dcnr.agents.pnode import PNode
 from dcnr.agents.runner import Runner, describe, trace_of
 from dcnr.agents.telemetry import Telemetry
 from dcnr.agents.weights import tensor_names
-from dcnr.backends.base import Backend, HostArray
+from dcnr.backends.base import Array, Backend, HostArray
 from dcnr.bus import codec, subjects
 from dcnr.bus.base import Bus, Subscription
+from dcnr.bus.lanes.base import DeviceSide
 from dcnr.bus.messages import Decision, Deploy, Failed, Heartbeat, Hop, Message, PNodeInfo, Save, Undeploy
 from dcnr.bus.transport import HopTransport
 from dcnr.clock import Clock
@@ -105,7 +105,7 @@ class Shell:
         def emit(event: JobEvent) -> None:
             loop.call_soon_threadsafe(self._inbox.put_nowait, event)
 
-        def on_hop(hop: Hop, payload: np.ndarray) -> None:
+        def on_hop(hop: Hop, payload: Array) -> None:
             self._inbox.put_nowait(HopArrived(hop, payload))
 
         runner = Runner(self._backend, emit, self._threads)
@@ -115,7 +115,9 @@ class Shell:
                 stack.push_async_callback(control.close)
                 tensors = await connect("tensors")
                 stack.push_async_callback(tensors.close)
-                transport = HopTransport(tensors, self._info.pnode, self._info.host, on_hop)
+                port = self._backend.ipc()
+                device = None if port is None else DeviceSide(port, on_hop)
+                transport = HopTransport(tensors, self._info.pnode, self._info.host, on_hop, device=device)
                 stack.push_async_callback(transport.close)
                 service = Service(self._info, self.telemetry, self._inbox, control, transport, runner)
                 await service.listen()

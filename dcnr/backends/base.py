@@ -424,6 +424,10 @@ class Backend(Protocol):
         """
         ...
 
+    def ipc(self) -> Any | None:
+        """What lets processes of this host hand tensors from device to device (`bus.lanes.base.DevicePort`); None without a device."""
+        ...
+
     def recording(self, beside: Recording | None = None) -> Recording | None:
         """For work that repeats with arrays of the same shapes; None where there is nothing to gain (CPU).
 

@@ -50,6 +50,9 @@ class HostOps:
         """None: threads update parameters one by one."""
         return None
 
+    def ipc(self) -> None:
+        return None
+
     def recording(self, beside: Recording | None = None) -> Recording | None:
         """None: a call costs no more than a replay would."""
         return None

@@ -26,6 +26,9 @@ VERSION = 1
 TRAINER = NodeId("trainer")
 """`Hop.source` of ids and targets. No node of a file may have this name."""
 
+WITH_DEVICE = "cupy"
+"""`PNodeInfo.backend` of those whose tensors lie on a device that other processes of the host can open."""
+
 Slot = tuple[NodeId, int]
 Address = tuple[str, int]
 """Host and port of TCP."""

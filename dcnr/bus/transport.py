@@ -20,19 +20,21 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import structlog
 
 from dcnr.bus import codec, subjects, wire
 from dcnr.bus.base import Bus, Subscription
-from dcnr.bus.lanes.base import Array, Bytes, Lane, LaneBroken, OnHop, Port, bytes_of, check
+from dcnr.bus.lanes.base import Array, Bytes, DeviceBuffer, DeviceSide, Lane, LaneBroken, OnHop, Port, Receives, bytes_of, check
 from dcnr.bus.lanes.chunks import ChunksLane
+from dcnr.bus.lanes.cuda_ipc import CudaIpcLane
 from dcnr.bus.lanes.inline import InlineLane
 from dcnr.bus.lanes.pool import Pool
 from dcnr.bus.lanes.shm import ShmLane
 from dcnr.bus.lanes.tcp import TcpLane
-from dcnr.bus.messages import Credit, Hop, PeerLink, PNodeInfo
+from dcnr.bus.messages import WITH_DEVICE, Credit, Hop, PeerLink, PNodeInfo
 from dcnr.bus.pace import Pace
-from dcnr.errors import PeerError
+from dcnr.errors import InvariantError, PeerError
 from dcnr.ids import NetworkId, NodeId, PNodeId
 
 LARGE = 1 << 20
@@ -54,19 +56,24 @@ class HopTransport:
     """One PNode's end. `bus` is a connection of its own, apart from control; `host` is equal for processes that share memory.
 
     `on_hop(hop, array)` is called on the loop, once per transfer; it only enqueues. The array may be read-only, and is valid as long
-    as it is referenced. `direct`: whether peers may connect to each other.
+    as it is referenced. `direct`: whether peers may connect to each other. `device`: where tensors may start and end, if there is one.
     """
 
-    def __init__(self, bus: Bus, me: PNodeId, host: str, on_hop: OnHop, direct: bool = True) -> None:
+    def __init__(self, bus: Bus, me: PNodeId, host: str, on_hop: OnHop, direct: bool = True, device: DeviceSide | None = None) -> None:
         self._bus = bus
         self._me = me
+        self._host = host
         self._port = Port(bus, me, on_hop)
         pool = Pool()
         self._shm = ShmLane(self._port, pool, host)
         self._tcp = TcpLane(self._port, pool, bus.way if direct else None)
         self._chunks = ChunksLane(self._port, pool)
         self._lanes: tuple[Lane, ...] = (self._shm, InlineLane(self._port), self._tcp, self._chunks)
-        self._by_name = {lane.name: lane for lane in self._lanes}
+        self._device = device
+        self._cuda = CudaIpcLane(self._port, device) if device is not None else None
+        self._by_name: dict[str, Receives] = {lane.name: lane for lane in self._lanes}
+        if self._cuda is not None:
+            self._by_name[self._cuda.name] = self._cuda
         self._hosts: dict[PNodeId, str] = {}
         self._peers: dict[PNodeId, PNodeInfo] = {}
         self._pace = Pace()
@@ -99,10 +106,12 @@ class HopTransport:
         named = {info.pnode: info for info in infos if info.pnode != self._me}
         for peer, known in self._peers.items():
             if peer not in named or named[peer].incarnation != known.incarnation:
-                self._shm.release(peer)
+                self._release(peer)
         self._peers = named
         self._hosts |= {peer: info.host for peer, info in named.items()}
         self._shm.set_hosts(self._hosts)
+        if self._cuda is not None:
+            self._cuda.set_near({peer for peer, info in named.items() if info.host == self._host and info.backend == WITH_DEVICE})
         self._chunks.set_peers(len(self._hosts))
         self._connect()
 
@@ -110,7 +119,8 @@ class HopTransport:
         """How large tensors go to each peer now; at most `SHOWN` of them."""
         shown = []
         for peer in sorted(self._peers)[:SHOWN]:
-            lane = self._lane(peer, LARGE).name
+            near = self._cuda is not None and self._cuda.serves(peer)
+            lane = CudaIpcLane.name if near else self._lane(peer, LARGE).name
             rate = self._pace.rate(peer, lane) or (self._tcp.rate(peer) if lane == self._tcp.name else 0.0)
             shown.append(PeerLink(peer, lane, round(rate / 1e6, 1)))
         return tuple(shown)
@@ -120,25 +130,44 @@ class HopTransport:
         await self._start()
         await self._tcp.met(peer)
 
-    async def send(self, to: PNodeId, hop: Hop, payload: Array) -> None:
+    async def send(self, to: PNodeId, hop: Hop, payload: Array | DeviceBuffer) -> None:
         """Send one tensor to the host of `hop.targets`; sender, transfer, lane, dtype, shape and nbytes of `hop` are filled in here.
 
         It goes as `hop.codec` says where that makes it smaller, else raw. Returns when the peer has it (inline: when it was published);
         until then `payload` must not change. Raises `WorldError` if the peer does not take it.
+
+        A tensor on our device stays on devices where the peer has one too and shares our host; it is then never encoded.
         """
         self._port.check_open()
         await self._start()
+        hop = replace(hop, sender=self._me, transfer=self._port.next_transfer(), dtype=payload.dtype.name, shape=payload.shape)
+        if isinstance(payload, np.ndarray):
+            await self._send_host(to, hop, payload)
+        elif self._device is None:
+            raise InvariantError("a tensor on a device, and a transport without one")
+        elif not await self._send_device(to, hop, payload):
+            await self._send_host(to, hop, await asyncio.to_thread(self._device.port.fetch, payload))
+
+    async def _send_device(self, to: PNodeId, hop: Hop, payload: DeviceBuffer) -> bool:
+        """Whether the peer has it now; False if it must go through host memory."""
+        if self._cuda is None or not self._cuda.serves(to) or not payload.nbytes:
+            return False
+        hop = replace(hop, nbytes=payload.nbytes, codec="raw")
+        try:
+            async with self._turns.setdefault(to, asyncio.Lock()):
+                start = time.perf_counter()
+                arrived = await self._cuda.send(to, hop, payload)
+            await arrived
+        except LaneBroken as error:
+            _log.warning("lane given up", pnode=self._me, peer=to, lane=self._cuda.name, why=str(error))
+            return False
+        self._pace.note(to, self._cuda.name, payload.nbytes, time.perf_counter() - start)
+        return True
+
+    async def _send_host(self, to: PNodeId, hop: Hop, payload: Array) -> None:
         encoding = wire.codec_for(hop.codec, payload.dtype)
         nbytes = wire.size(encoding, payload.dtype, payload.size)
-        hop = replace(
-            hop,
-            sender=self._me,
-            transfer=self._port.next_transfer(),
-            dtype=payload.dtype.name,
-            shape=payload.shape,
-            nbytes=nbytes,
-            codec=encoding,
-        )
+        hop = replace(hop, nbytes=nbytes, codec=encoding)
         data: Bytes | None = None
         while True:
             lane = self._lane(to, nbytes)
@@ -162,7 +191,7 @@ class HopTransport:
         if self._credits is not None:
             await self._credits.stop()
         await self._port.close()
-        for lane in self._lanes:
+        for lane in self._by_name.values():
             await lane.close()
 
     async def _start(self) -> None:
@@ -171,6 +200,12 @@ class HopTransport:
                 for lane in self._lanes:
                     await lane.start()
                 self._credits = await self._bus.subscribe(subjects.peer(self._me, "credit"), self._on_credit)
+
+    def _release(self, peer: PNodeId) -> None:
+        """It is gone, or was started anew: it gives nothing back that it holds of us."""
+        self._shm.release(peer)
+        if self._cuda is not None:
+            self._port.start(self._cuda.release(peer))
 
     def _lane(self, to: PNodeId, nbytes: int) -> Lane:
         return next(lane for lane in self._lanes if lane.serves(to, nbytes))
@@ -213,5 +248,5 @@ class HopTransport:
         except PeerError as error:
             self._port.drop(error)
             return
-        for lane in self._lanes:
+        for lane in self._by_name.values():
             lane.on_credit(credit)

@@ -14,15 +14,16 @@ import pytest
 from dcnr.bus import codec, subjects, wire
 from dcnr.bus.base import Bus
 from dcnr.bus.lanes import segment
-from dcnr.bus.lanes.base import Array
+from dcnr.bus.lanes.base import Array, DeviceBuffer, DeviceSide
 from dcnr.bus.memory import MemoryBroker
 from dcnr.bus.messages import Chunk, Credit, Hop, PNodeInfo
 from dcnr.bus.nats import connect
 from dcnr.bus.server import NatsServer
 from dcnr.bus.transport import HopTransport
-from dcnr.errors import WorldError
+from dcnr.errors import InvariantError, WorldError
 from dcnr.ids import Epoch, NetworkId, NodeId, PNodeId, SessionId
 from tests.bus.contract import until
+from tests.bus.lanes.devices import FakeBuffer, FakeHost, FakePort
 
 NET, A, B, NODE = NetworkId("net"), PNodeId("a"), PNodeId("b"), NodeId("n")
 HOP = Hop(NET, SessionId("s"), Epoch(1), 1, 0, 0, "fwd", NodeId("src"), 0, ((NODE, 0),), PNodeId("unset"), "", ())
@@ -260,6 +261,88 @@ async def test_floats_travel_as_the_hop_says(make: MakePair, host: str, lane: st
         np.testing.assert_array_equal(other, alike)
     assert got[0][0].lane.partition(":")[0] == lane
     assert got[4][0].lane == "inline"
+
+
+class OnDevices:
+    """`a` and `b` with a device each, on one host. `far`: what arrived on that of `b`."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.far: list[tuple[Hop, Array]] = []
+        self.near: Got = []
+        host = FakeHost()
+        self.devices = (FakePort(host), FakePort(host))
+
+    async def __aenter__(self) -> OnDevices:
+        self.buses = (await connect(self._url, "a"), await connect(self._url, "b"))
+        sides = (DeviceSide(self.devices[0], lambda *_: None), DeviceSide(self.devices[1], self._on_device))
+        self.a = HopTransport(self.buses[0], A, "here", lambda *_: None, device=sides[0])
+        self.b = HopTransport(self.buses[1], B, "here", lambda hop, array: self.near.append((hop, array)), device=sides[1])
+        for one in (self.a, self.b):
+            one.set_peers([replace(info(peer, "here"), backend="cupy") for peer in (A, B)])
+        await self.b.listen(NET, [NODE])
+        return self
+
+    def _on_device(self, hop: Hop, buffer: DeviceBuffer) -> None:
+        assert isinstance(buffer, FakeBuffer)
+        self.far.append((hop, buffer.array))
+
+    async def __aexit__(self, *_: object) -> None:
+        for transport, bus in zip((self.a, self.b), self.buses, strict=True):
+            await transport.close()
+            await bus.close()
+
+
+async def test_tensors_on_a_device_stay_on_devices_where_they_can(nats_url: str) -> None:
+    """Never encoded, whatever the hop says; arrays of the host go as ever."""
+    array = np.random.default_rng(1).standard_normal((3, 1 << 20)).astype(np.float32)
+    async with OnDevices(nats_url) as pair:
+        await pair.a.send(B, replace(HOP, codec="int8"), FakeBuffer(array))
+        await pair.a.send(B, HOP, array)
+        assert [hop.lane.partition(":")[0] for hop, _ in (*pair.far, *pair.near)] == ["cuda", "shm"]
+        np.testing.assert_array_equal(pair.far[0][1], array)
+        np.testing.assert_array_equal(pair.near[0][1], array)
+        assert pair.a.links()[0].lane == "cuda"
+        assert pair.a.links()[0].mb_per_s > 0
+
+
+@pytest.mark.parametrize(("side", "what"), [(0, "stage"), (0, "copy"), (1, "open"), (1, "copy")])
+async def test_where_a_device_refuses_tensors_go_through_host_memory(nats_url: str, side: int, what: str) -> None:
+    """Once each, and from then on without asking again."""
+    async with OnDevices(nats_url) as pair:
+        pair.devices[side].broken.add(what)
+        for number in range(3):
+            await pair.a.send(B, replace(HOP, micro=number), FakeBuffer(np.full(MIB, number, np.uint8)))
+        assert [(hop.micro, int(array[0])) for hop, array in pair.near] == [(0, 0), (1, 1), (2, 2)]
+        assert pair.far == []
+        assert pair.a.links()[0].lane == "shm"
+
+
+async def test_tensors_on_a_device_reach_peers_without_one(nats_url: str) -> None:
+    """And empty ones anybody; without a device of our own they are a bug."""
+    async with OnDevices(nats_url) as pair:
+        pair.a.set_peers([info(B, "here")])
+        await pair.a.send(B, HOP, FakeBuffer(np.ones(MIB, np.uint8)))
+        pair.a.set_peers([replace(info(B, "here"), backend="cupy")])
+        await pair.a.send(B, HOP, FakeBuffer(np.ones((0, 4), np.uint8)))
+        await until(lambda: len(pair.near) == 2)
+        assert [array.shape for _, array in pair.near] == [(MIB,), (0, 4)]
+        plain = HopTransport(pair.buses[0], PNodeId("plain"), "here", lambda *_: None, direct=False)
+        with pytest.raises(InvariantError, match="without one"):
+            await plain.send(B, HOP, FakeBuffer(np.ones(4)))
+        await plain.close()
+
+
+async def test_a_peer_that_was_started_anew_is_tried_again(nats_url: str) -> None:
+    """What the old process could not open, the new one may."""
+    async with OnDevices(nats_url) as pair:
+        pair.devices[1].broken.add("open")
+        await pair.a.send(B, HOP, FakeBuffer(np.ones(MIB, np.uint8)))
+        pair.devices[1].broken.clear()
+        pair.a.set_peers([replace(info(B, "here"), backend="cupy", incarnation="2")])
+        await until(lambda: pair.a.links()[0].lane == "cuda")
+        await pair.a.send(B, HOP, FakeBuffer(np.ones(MIB, np.uint8)))
+        assert (len(pair.near), len(pair.far)) == (1, 1)
 
 
 async def test_bad_messages_are_dropped_counted_and_do_no_harm(make: MakePair) -> None:

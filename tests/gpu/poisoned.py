@@ -20,8 +20,7 @@ class PoisonedDevice(CudaDevice):
     def poisoned(self, array: DeviceArray) -> DeviceArray:
         """The array, full of NaN."""
         if array.nbytes:
-            with self._lock:
-                self._activate()
+            with self._clearing:
                 runtime.memsetAsync(array.ptr, 0xFF, array.nbytes, self._queue)
         return array
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from dcnr.backends.cupy import arrays
+from dcnr.backends.cupy import arrays, copies
 
 if TYPE_CHECKING:
     from dcnr.backends.cupy.cuda import CudaDevice
@@ -36,3 +36,30 @@ def test_memory_of_a_fetch_is_used_again(device: CudaDevice) -> None:
     for _ in range(200):
         device.fetch([x]).wait()
     assert device.memory().used <= held + 2 * x.nbytes
+
+
+def test_much_goes_in_pieces(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays of all sizes, cut anywhere; the device needs room for two pieces, and later work does no harm."""
+    monkeypatch.setattr(copies, "PIECE", 1 << 20)
+    draw = np.random.default_rng(0)
+    hosts = [draw.integers(0, 255, size, np.uint8) for size in (0, 1, 255, 257, 3 << 20, (1 << 20) - 256, 5, (9 << 20) + 7, 40 << 20)]
+    given = [device.empty(host.shape, host.dtype) for host in hosts]
+    for array, host in zip(given, hosts, strict=True):
+        device.upload(array, host)
+    held = device.memory().used
+    fetch = device.fetch(given)
+    for array in given:
+        device.clear(array)
+    for host, back in zip(hosts, fetch.wait(), strict=True):
+        assert np.array_equal(host, back)
+    assert device.memory().used <= held + copies.STAGES * copies.PIECE
+
+
+def test_what_nobody_waits_for_does_no_harm(device: CudaDevice) -> None:
+    """A fetch that was dropped still has its memory until it is done."""
+    x, y = (arrays.zeros(device, (16 << 20,), np.dtype(np.float32)) for _ in range(2))
+    arrays.set_scalars(device, [x[-1], y[-1]], [1.0, 2.0])
+    for _ in range(5):
+        device.fetch([x])
+        (found,) = device.fetch([y]).wait()
+        assert (found[0], found[-1]) == (0, 2)

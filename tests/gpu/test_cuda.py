@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ml_dtypes
@@ -12,7 +14,9 @@ import pytest
 
 from dcnr.backends.base import HostArray
 from dcnr.backends.cupy import arrays
+from dcnr.backends.cupy import compile as compiling
 from dcnr.backends.cupy.array import DeviceArray
+from dcnr.backends.cupy.constants import MOST
 from dcnr.errors import BackendUnavailable, InvariantError
 
 if TYPE_CHECKING:
@@ -147,6 +151,133 @@ def test_recorded_work_is_done_again(device: CudaDevice) -> None:
         held.append(device.memory().used)
     assert runs == 2
     assert held[-1] == held[1]
+
+
+Results = dict[str, DeviceArray]
+
+
+def doubling(device: CudaDevice, x: DeviceArray, results: Results, name: str) -> Callable[[], None]:
+    """Work that leaves 4 x, and takes room for 2 x that it gives back."""
+
+    def work() -> None:
+        scratch = arrays.add(device, [x, x])
+        results[name] = arrays.add(device, [scratch, scratch])
+
+    return work
+
+
+def test_recordings_keep_to_their_own_memory(device: CudaDevice) -> None:
+    """What one gave stays what it is while another runs, in whatever order."""
+    x, results = put(device, np.ones(1000, np.float32)), Results()
+    first, second = device.recording(), device.recording()
+    for name, recording in (("first", first), ("second", second)):
+        for _ in range(2):
+            recording.run(doubling(device, x, results, name))
+    second.run(doubling(device, x, results, "second"))
+    device.upload(x, np.full(1000, 2, np.float32))
+    first.run(doubling(device, x, results, "first"))
+    assert np.array_equal(get(device, results["second"]), np.full(1000, 4))
+    assert np.array_equal(get(device, results["first"]), np.full(1000, 8))
+
+
+def test_recordings_share_memory_if_they_are_told_to(device: CudaDevice) -> None:
+    """What one gives back the next one takes."""
+    x, results = put(device, np.ones(1 << 20, np.float32)), Results()
+    first = device.recording()
+    for _ in range(2):
+        first.run(doubling(device, x, results, "first"))
+        get(device, results["first"])
+    held = device.memory().used
+    second = device.recording(first)
+    for number in range(3):
+        device.upload(x, np.full(1 << 20, number, np.float32))
+        first.run(doubling(device, x, results, "first"))
+        assert get(device, results["first"])[-1] == 4 * number
+        second.run(doubling(device, x, results, "second"))
+        assert get(device, results["second"])[-1] == 4 * number
+    assert device.memory().used <= held + 2 * x.nbytes  # results of a first run, and those of a recording
+
+
+def test_memory_returns_when_recordings_go(device: CudaDevice) -> None:
+    """With the last of them and of what they gave; until then the numbers are there."""
+    x, results = put(device, np.ones(1 << 20, np.float32)), Results()
+    get(device, x[:5])
+    held = device.memory().used
+    first = device.recording()
+    second = device.recording(first)
+    for _ in range(3):
+        first.run(doubling(device, x, results, "first"))
+        second.run(doubling(device, x, results, "second"))
+    assert device.memory().used >= held + 3 * x.nbytes
+    last = results.pop("second")
+    results.clear()
+    del first, second
+    assert np.array_equal(get(device, last[:5]), np.full(5, 4))
+    del last
+    assert device.memory().used == held
+
+
+def test_no_room_leaves_recordings_alone(device: CudaDevice) -> None:
+    """CuPy's pools then give back all that is free, but a graph still has the addresses."""
+    x, results = put(device, np.ones(1 << 20, np.float32)), Results()
+    first = device.recording()
+    for _ in range(2):
+        first.run(doubling(device, x, results, "first"))
+
+    def too_much() -> None:
+        device.empty((1 << 40,), F4)
+
+    for refused in (device.recording(first), device.recording()):
+        with pytest.raises(BackendUnavailable, match="no room"):
+            refused.run(too_much)
+    with pytest.raises(BackendUnavailable, match="no room"):
+        too_much()
+    device.upload(x, np.full(1 << 20, 3, np.float32))
+    first.run(doubling(device, x, results, "first"))
+    assert np.array_equal(get(device, results["first"]), np.full(1 << 20, 12))
+    device.synchronize()
+
+
+def test_recordings_keep_their_constants(device: CudaDevice) -> None:
+    """However many others came by since; few of those are kept."""
+    key, found = object(), Results()
+
+    def work() -> None:
+        constant = device.constant((key, "table"), lambda: np.arange(7, dtype=np.float32))
+        found["sum"] = arrays.add(device, [constant, constant])
+
+    recording = device.recording()
+    for _ in range(3):
+        recording.run(work)
+        held = device.memory().used
+        for number in range(3 * MOST):
+            device.constant((key, number), lambda: np.zeros(1 << 20, np.float32))
+        assert np.array_equal(get(device, found["sum"]), 2 * np.arange(7))
+        assert device.memory().used <= held + (MOST + 2) * (4 << 20)
+
+
+def test_any_thread_may_ask_for_memory(device: CudaDevice) -> None:
+    """One that has never issued anything."""
+    held = device.memory()
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(device.memory).result() == held
+
+
+def test_a_kernel_that_was_cut_off_is_compiled_again(device: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver refuses it, and the next process finds a whole one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiling.cache_folder.cache_clear()
+    try:
+        type(device)(0).kernel("moves", "set_words")
+        (kept,) = tmp_path.rglob("moves-*.cubin")
+        whole = kept.read_bytes()
+        kept.write_bytes(whole[: len(whole) // 2])
+        again = type(device)(0)
+        x = arrays.scalar(again, 5.0)
+        assert get(again, x) == 5
+        assert kept.read_bytes() == whole
+    finally:
+        compiling.cache_folder.cache_clear()
 
 
 def test_what_cannot_be_recorded_is_a_bug(device: CudaDevice) -> None:

@@ -6,7 +6,8 @@ Rule 2: kernels are serial and release the GIL; threads are the caller's (one ro
 Rule 3: the fast-math flags leave NaN and infinity their meaning, because loss scaling detects overflows by them.
 Rule 4: machine code is cached in a folder of the user named by a hash of all sources here. Numba itself looks only at the file of
 the kernel, not at what the kernel calls, so without that hash a change in `functions.py` would leave stale kernels behind.
-Rule 5: of several processes that start at once on a fresh machine, one compiles and the others wait, then load.
+Rule 5: kernels run as the cache holds them, never as they were just compiled: in the process that compiles, a function that is not inlined
+exists twice, optimised apart and so rounding differently. So a process of its own compiles, once a machine; all others wait, then load.
 """
 
 from __future__ import annotations
@@ -14,15 +15,20 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
 
+from dcnr.errors import BackendUnavailable
+
 F = TypeVar("F", bound=Callable[..., Any])
+BACKEND = "dcnr.backends.cpu.backend"
+"""Whoever imports it imports all kernels."""
 
 njit: Any = numba.njit
 settings: Any = numba.config
@@ -68,15 +74,25 @@ def cache_folder() -> Path:
     return folder if os.access(folder, os.W_OK) else Path(tempfile.mkdtemp(prefix="dcnr-kernels-"))
 
 
-@contextmanager
-def compiling(folder: Path) -> Iterator[None]:
-    """Point Numba at `folder`, and let one process at a time fill it; once it is complete nobody waits."""
+def fill_cache(folder: Path, module: str = BACKEND) -> None:
+    """Point Numba at `folder`, and let one process fill it by importing `module`; once it is complete nobody waits.
+
+    Raises `BackendUnavailable` with what the compiler said.
+    """
     settings.CACHE_DIR = str(folder)
     done = folder / f"complete-{settings.CPU_NAME or 'host'}"
     if done.exists():
-        yield
         return
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-        done.touch()
+        if not done.exists():
+            _compile(module, folder)
+            done.touch()
+
+
+def _compile(module: str, folder: Path) -> None:
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import settings; settings.CACHE_DIR = {str(folder)!r}; import {module}"
+    done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:] or [f"it ended with code {done.returncode}"]
+        raise BackendUnavailable(f"The kernels of the cpu backend do not compile: {said[0]}", "Use --backend numpy, or install DCNR again.")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dcnr.backends.base import Activation
-from dcnr.backends.cupy.array import DeviceArray
-from dcnr.backends.cupy.arrays import FLOAT32, cast, group
+from dcnr.backends.cupy.array import FLOAT32, DeviceArray
+from dcnr.backends.cupy.arrays import cast, group
 from dcnr.backends.cupy.columns import no_rows, reduce_columns
 from dcnr.backends.cupy.device import Device, blocks, parameter, storage
 

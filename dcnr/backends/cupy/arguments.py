@@ -22,7 +22,7 @@ LIMIT = 4096
 
 _SCALARS: Mapping[type, str] = MappingProxyType(
     {
-        float: "f",
+        float: "f", int: "i", bool: "i",
         np.float32: "f", np.float64: "d",
         np.int32: "i", np.int64: "q", np.uint16: "H", np.uint32: "I", np.uint64: "Q",
     }
@@ -51,9 +51,6 @@ class ArgumentPacker:
             elif kind is bytes:
                 codes.append(f"{len(arg)}s")  # type: ignore[arg-type]
                 values.append(arg)
-            elif kind is int or kind is bool:
-                codes.append("I")
-                values.append(arg & 0xFFFFFFFF)  # type: ignore[operator]
             else:
                 codes.append(_SCALARS.get(kind, "?"))
                 values.append(arg)
@@ -62,6 +59,8 @@ class ArgumentPacker:
             layout[0](self._buffer, 0, *values)
         except struct.error as error:
             raise InvariantError(f"arguments {values} do not fit a kernel that takes {key}: {error}") from error
+        except OverflowError:  # a float beyond float32, which NumPy would round to infinity
+            layout[0](self._buffer, 0, *(_rounded(value) if type(value) is float else value for value in values))
         return layout[2]
 
     def _lay_out(self, key: str, codes: Sequence[str]) -> tuple[Callable[..., None], Any, int]:
@@ -75,3 +74,8 @@ class ArgumentPacker:
         table = (ctypes.c_void_p * len(codes))(*(start + end - struct.calcsize(code) for end, code in zip(ends, codes, strict=True)))
         self._layouts[key] = struct.Struct(key).pack_into, table, ctypes.addressof(table)
         return self._layouts[key]
+
+
+def _rounded(value: float) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 Dtype = np.dtype[Any]
+UINT8, UINT32, INT32, INT64, FLOAT32, FLOAT64 = (np.dtype(kind) for kind in ("u1", "u4", "i4", "i8", "f4", "f8"))
 
 
 class DeviceArray:

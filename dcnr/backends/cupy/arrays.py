@@ -12,14 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from dcnr.backends.base import HostArray
-from dcnr.backends.cupy.array import DeviceArray, Dtype
+from dcnr.backends.cupy.array import FLOAT32, INT64, UINT8, UINT32, DeviceArray, Dtype
 from dcnr.backends.cupy.columns import no_rows, reduce_columns
 from dcnr.backends.cupy.device import Device, blocks, storage
 from dcnr.errors import InvariantError
 
-FLOAT32 = np.dtype(np.float32)
-UINT32 = np.dtype(np.uint32)
-INT64 = np.dtype(np.int64)
 THREADS = 256
 MOST_TERMS = 8
 """That one launch adds."""
@@ -37,15 +34,22 @@ def group(*arrays: DeviceArray, width: int = 8) -> int:
 def from_host(device: Device, x: HostArray, dtype: Dtype | None) -> DeviceArray:
     """Integers become int64; floats are rounded on the device to `dtype`, or kept (float64 as float32)."""
     if x.dtype.kind in "iu":
-        return _uploaded(device, x.astype(INT64, copy=False))
-    y = _uploaded(device, x.astype(FLOAT32) if x.dtype.itemsize > 4 else x)
+        return uploaded(device, x.astype(INT64, copy=False))
+    y = uploaded(device, x.astype(FLOAT32) if x.dtype.itemsize > 4 else x)
     return y if dtype is None else cast(device, y, dtype)
 
 
-def _uploaded(device: Device, x: HostArray) -> DeviceArray:
+def uploaded(device: Device, x: HostArray) -> DeviceArray:
+    """A copy, of the same dtype."""
     y = device.empty(x.shape, x.dtype)
     device.upload(y, x)
     return y
+
+
+def check_ids(ids: DeviceArray) -> None:
+    """Kernels read ids as int64, whatever they are. Raises `InvariantError` if they are something else."""
+    if ids.dtype != INT64:
+        raise InvariantError(f"ids of {ids.dtype} where only int64 can be")
 
 
 def to_host(device: Device, x: DeviceArray) -> HostArray:
@@ -139,7 +143,7 @@ def _move(device: Device, source: DeviceArray, into: DeviceArray, axis: int, fir
 
 def _bytes_at(array: DeviceArray, place: int) -> DeviceArray:
     """The rest of `array` from an address on."""
-    return DeviceArray(place, (array.ptr + array.nbytes - place,), np.dtype(np.uint8), array.owner)
+    return DeviceArray(place, (array.ptr + array.nbytes - place,), UINT8, array.owner)
 
 
 def add(device: Device, terms: Sequence[DeviceArray]) -> DeviceArray:

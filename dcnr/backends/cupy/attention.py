@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
-from dcnr.backends.base import Rope
-from dcnr.backends.cupy.array import DeviceArray
+from dcnr.backends.base import HostArray, Rope
+from dcnr.backends.cupy.array import FLOAT32, DeviceArray
 from dcnr.backends.cupy.arrays import group
 from dcnr.backends.cupy.columns import no_rows, reduce_columns
 from dcnr.backends.cupy.device import Argument, Device, blocks, parameter, storage
 from dcnr.errors import BackendUnavailable
 
-FLOAT32 = np.dtype(np.float32)
 HOPPER_DIMS = (64, 128)
 MMA_DIMS = (32, 64, 96, 128)
 LARGEST_DIM = 256
@@ -172,13 +170,11 @@ def _turns(device: Device, rope: Rope | None, shape: Shape) -> DeviceArray | Non
     """cos and sin of every position's angles, for a power of two of positions: few tables, however lengths vary."""
     if rope is None:
         return None
-    return _table(device, rope.theta, shape.head_dim, 1 << (max(shape.length, TILE) - 1).bit_length())
+    what = rope.theta, shape.head_dim, 1 << (max(shape.length, TILE) - 1).bit_length()
+    return device.constant(("turns", *what), lambda: _table(*what))
 
 
-@cache
-def _table(device: Device, theta: float, head_dim: int, positions: int) -> DeviceArray:
-    """[positions, head_dim / 2, 2], made once per device: recorded work cannot upload, but it can read what an earlier run left."""
+def _table(theta: float, head_dim: int, positions: int) -> HostArray:
+    """[positions, head_dim / 2, 2]."""
     angles = np.outer(np.arange(positions), theta ** (-np.arange(0, head_dim, 2) / head_dim))
-    table = device.empty((positions, head_dim // 2, 2), FLOAT32)
-    device.upload(table, np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32))
-    return table
+    return np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)

@@ -7,6 +7,7 @@ Rule 2: storage may be 16 bits wide, arithmetic is float32; what the hardware ca
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from dcnr.backends.base import (
     Activation,
@@ -221,6 +222,9 @@ class CupyBackend:
 
     def step_end(self, trained: Sequence[Trained], groups: Sequence[int], loss_scale: DeviceArray) -> StepEnd:
         return optimizer.StepEnd(self._device, trained, groups, loss_scale)
+
+    def ipc(self) -> Any | None:
+        return self._device.ipc()
 
     def recording(self, beside: Recording | None = None) -> Recording:
         return self._device.recording(beside)

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dcnr.backends.cupy.libraries import load_library
+from dcnr.config import environment
 from dcnr.errors import BackendUnavailable
 
 SOURCES = Path(__file__).parent
-CACHE = Path.home() / ".cache" / "dcnr" / "cubins"
 OPTIONS = ("-std=c++17",)
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+\.cuh)"', re.MULTILINE)
 REMEDY = "pip install nvidia-cuda-nvrtc (nvidia-cuda-nvrtc-cu12 with a driver for CUDA 12)"
@@ -54,19 +54,34 @@ def headers_of(text: str) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def load_cubin(source: str, defines: Sequence[str], arch: str) -> bytes:
+@functools.cache
+def cache_folder() -> Path | None:
+    """Of this user: in XDG_CACHE_HOME, else in ~/.cache. None for a user without a home, for whom every process compiles again."""
+    named = Path(environment().get("XDG_CACHE_HOME", ""))
+    try:
+        base = named if named.is_absolute() else Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return base / "dcnr" / "cubins"
+
+
+def load_cubin(source: str, defines: Sequence[str], arch: str, again: bool = False) -> bytes:
     """Machine code of `<source>.cu` with `-D` each of `defines` for `arch`, from the cache if it is there.
 
-    Raises `BackendUnavailable`, with the compiler's log, if it does not compile.
+    `again`: what the cache has is of no use; compile, and write over it. Raises `BackendUnavailable`, with the compiler's log, if it does
+    not compile.
     """
     text = (SOURCES / f"{source}.cu").read_text()
     parts = (text, *headers_of(text).values(), *sorted(defines), *OPTIONS, arch, ".".join(map(str, nvrtc_version())))
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    kept = CACHE / f"{source}-{key[:32]}.cubin"
-    with suppress(OSError):
-        return kept.read_bytes()
+    folder = cache_folder()
+    kept = folder and folder / f"{source}-{key[:32]}.cubin"
+    if kept and not again:
+        with suppress(OSError):
+            return kept.read_bytes()
     cubin = compile_source(source, defines, arch).cubin
-    _keep(kept, cubin)
+    if kept:
+        _keep(kept, cubin)
     return cubin
 
 
@@ -97,9 +112,13 @@ def _keep(kept: Path, cubin: bytes) -> None:
     """Write it whole or not at all; where the folder cannot be written, the next process compiles again."""
     with suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as file:
-            file.write(cubin)
-        os.replace(file.name, kept)
+        handle, name = tempfile.mkstemp(dir=kept.parent)
+        try:
+            with open(handle, "wb") as file:
+                file.write(cubin)
+            os.replace(name, kept)
+        finally:
+            Path(name).unlink(missing_ok=True)
 
 
 class _Program:

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from dcnr.backends.cupy.array import DeviceArray
-from dcnr.backends.cupy.arrays import FLOAT32, cast, column_sums, group
+from dcnr.backends.cupy.array import FLOAT32, FLOAT64, DeviceArray
+from dcnr.backends.cupy.arrays import cast, check_ids, column_sums, group
+from dcnr.backends.cupy.columns import no_rows
 from dcnr.backends.cupy.device import Device, blocks, storage
 from dcnr.backends.cupy.linear import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
 
@@ -43,6 +42,7 @@ def cross_entropy(
     device: Device, logits: DeviceArray, targets: DeviceArray, weight: DeviceArray, grad_scale: DeviceArray
 ) -> tuple[DeviceArray, DeviceArray]:
     """See `Backend.cross_entropy`. A target beyond the vocabulary makes loss and gradient NaN."""
+    check_ids(targets)
     gradient = device.empty(logits.shape, logits.dtype)
     losses_R = device.empty((targets.size,), FLOAT32)
     x_RV = logits.reshape(targets.size, logits.shape[-1])
@@ -54,6 +54,7 @@ def cross_entropy_of_probabilities(
     device: Device, p: DeviceArray, targets: DeviceArray, weight: DeviceArray, grad_scale: DeviceArray
 ) -> tuple[DeviceArray, DeviceArray]:
     """See `Backend.cross_entropy_of_probabilities`."""
+    check_ids(targets)
     gradient = device.empty(p.shape, p.dtype)
     losses_R = device.empty((targets.size,), FLOAT32)
     _rows(device, "probability_cost", p, (p, gradient, targets, losses_R, weight, grad_scale), targets.size)
@@ -65,6 +66,8 @@ def mean_squared_error(
 ) -> tuple[DeviceArray, DeviceArray]:
     """See `Backend.mean_squared_error`. Numbers of another dtype than x meet it in float32."""
     are_ids = target.dtype.kind in "iu"
+    if are_ids:
+        check_ids(target)
     dtype = x.dtype if are_ids or target.dtype == x.dtype else FLOAT32
     y = cast(device, x, dtype)
     gradient = device.empty(x.shape, dtype)
@@ -87,6 +90,7 @@ def lm_head_cross_entropy(
     accumulate: bool,
 ) -> tuple[DeviceArray, DeviceArray | None]:
     """See `Backend.lm_head_cross_entropy`. Operands of different dtypes meet in float32."""
+    check_ids(targets)
     dtype = x.dtype if x.dtype == w_VD.dtype else FLOAT32
     vocabulary, width = w_VD.shape
     rows = targets.size
@@ -109,8 +113,8 @@ def lm_head_cross_entropy(
         device.product(WEIGHT_GRADIENT._replace(accumulate=adding), d_CV, x_RD[part], into_w)
         if into_b is not None:
             column_sums(device, d_CV, into_b, adding)
-    if rows == 0 and not accumulate:
-        _clear(device, into_w, into_b)
+    if rows == 0:
+        no_rows(device, (into_w, into_b), accumulate)
     return _total(device, losses_R, weight), None if dx_RD is None else cast(device, dx_RD, x.dtype).reshape(*x.shape)
 
 
@@ -152,12 +156,6 @@ def _rows(device: Device, name: str, x: DeviceArray, args: tuple[DeviceArray | N
 
 
 def _total(device: Device, losses_R: DeviceArray, weight: DeviceArray) -> DeviceArray:
-    total = device.empty((), np.dtype(np.float64))
+    total = device.empty((), FLOAT64)
     device.launch(device.kernel("cost", "total_loss", "STORAGE=1"), (1, 1), 1024, (losses_R, weight, total, losses_R.size))
     return total
-
-
-def _clear(device: Device, *arrays: DeviceArray | None) -> None:
-    for array in arrays:
-        if array is not None:
-            device.clear(array)

@@ -15,14 +15,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from dcnr.backends.cupy.array import DeviceArray, Dtype
+from dcnr.backends.cupy.array import FLOAT32, DeviceArray, Dtype
 from dcnr.backends.cupy.device import Product
 from dcnr.backends.cupy.libraries import load_library
 from dcnr.errors import BackendUnavailable, InvariantError
 
-FLOAT32 = np.dtype(np.float32)
 WORKSPACE = 64 << 20
 """Bytes."""
 REMEDY = "pip install nvidia-cublas (nvidia-cublas-cu12 with a driver for CUDA 12)"

@@ -6,7 +6,7 @@ Rule 2: memory comes from a pool and returns to it when the last reference goes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
@@ -35,10 +35,6 @@ class Product(NamedTuple):
 
 class Device(Protocol):
     """One stream of one device."""
-
-    def __hash__(self) -> int:
-        """By identity: constants are kept per device."""
-        ...
 
     @property
     def name(self) -> str:
@@ -77,6 +73,10 @@ class Device(Protocol):
         """All bytes zero."""
         ...
 
+    def constant(self, key: Hashable, make: Callable[[], HostArray]) -> DeviceArray:
+        """An array that never changes, what `make` gave when `key` was first asked for; kept while it is in use (see `constants`)."""
+        ...
+
     def memory(self) -> DeviceMemory:
         """Of the whole device, and held by this process."""
         ...
@@ -97,6 +97,10 @@ class Device(Protocol):
 
     def tensor_map(self, array: DeviceArray, dims: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> bytes:
         """A TMA descriptor with the 128-byte swizzle: extents and box innermost first, `strides` in bytes of all axes but the innermost."""
+        ...
+
+    def ipc(self) -> Any | None:
+        """What `Backend.ipc` asks for; None where other processes cannot open memory."""
         ...
 
     def recording(self, beside: Recording | None = None) -> Recording:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dcnr.backends.base import Precision
-from dcnr.backends.cupy.array import DeviceArray, Dtype
-from dcnr.backends.cupy.arrays import FLOAT32, UINT32, group
+from dcnr.backends.cupy.array import FLOAT32, UINT32, DeviceArray, Dtype
+from dcnr.backends.cupy.arrays import check_ids, group
 from dcnr.backends.cupy.device import Device, blocks, storage
 from dcnr.backends.dtypes import dtype_of
 
@@ -35,6 +35,7 @@ class Sorted(NamedTuple):
 
 def embedding(device: Device, ids: DeviceArray, w_VD: DeviceArray, positions_TD: DeviceArray | None, precision: Precision) -> DeviceArray:
     """See `Backend.embedding`. An id outside of the vocabulary gives a row of NaN."""
+    check_ids(ids)
     vocabulary, width = w_VD.shape
     y = device.empty((*ids.shape, width), dtype_of(precision))
     if y.size == 0:
@@ -56,6 +57,7 @@ def embedding_backward(
     device: Device, dy: DeviceArray, ids: DeviceArray, into_w: DeviceArray, into_positions: DeviceArray | None, accumulate: bool
 ) -> None:
     """See `Backend.embedding_backward`. Ids outside of the vocabulary have no gradient."""
+    check_ids(ids)
     if not accumulate:
         device.clear(into_w)
     if dy.size:

@@ -14,8 +14,8 @@ import math
 
 from dcnr.backends.base import Activation
 from dcnr.backends.cupy import activation
-from dcnr.backends.cupy.array import DeviceArray, Dtype
-from dcnr.backends.cupy.arrays import FLOAT32, cast, column_sums
+from dcnr.backends.cupy.array import FLOAT32, DeviceArray, Dtype
+from dcnr.backends.cupy.arrays import cast, column_sums
 from dcnr.backends.cupy.device import Device, Product
 
 FORWARD = Product(transpose_a=False, transpose_b=True)

@@ -7,8 +7,8 @@ Rule 2: activations have one dtype, that of the first array; what comes in anoth
 from __future__ import annotations
 
 from dcnr.backends.base import Philox, dropout_threshold
-from dcnr.backends.cupy.array import DeviceArray
-from dcnr.backends.cupy.arrays import FLOAT32, cast, group
+from dcnr.backends.cupy.array import FLOAT32, DeviceArray
+from dcnr.backends.cupy.arrays import cast, group
 from dcnr.backends.cupy.columns import no_rows, reduce_columns
 from dcnr.backends.cupy.device import Argument, Device, blocks, parameter, storage
 from dcnr.backends.cupy.random import NO_MASK, mask, mask_group

@@ -16,7 +16,8 @@ from types import MappingProxyType
 import numpy as np
 
 from dcnr.backends.base import AdamStep, HostArray, ScalerNumbers, SgdStep, Trained
-from dcnr.backends.cupy.array import DeviceArray
+from dcnr.backends.cupy.array import FLOAT64, INT32, UINT8, UINT32, DeviceArray
+from dcnr.backends.cupy.arrays import uploaded
 from dcnr.backends.cupy.device import Device, Kernel
 from dcnr.errors import InvariantError
 
@@ -33,8 +34,6 @@ STEP_WORDS = 12
 """`struct Step`."""
 LOW_KINDS: Mapping[str, int] = MappingProxyType({"float16": 1, "bfloat16": 2, "float32": 3})
 
-UINT8, UINT32, INT32, FLOAT64 = (np.dtype(kind) for kind in (np.uint8, np.uint32, np.int32, np.float64))
-
 Step = AdamStep | SgdStep
 
 
@@ -49,9 +48,9 @@ class Pieces:
         cut = [_cut(number, one, begins[number : number + 2]) for number, one in enumerate(self._trained)]
         counts = np.cumsum([0, *(len(part) for part in cut)], dtype=INT32)
         self._count = int(counts[-1])
-        self._pieces = _uploaded(device, np.concatenate([*cut, np.empty(0, PIECES)]).view(UINT8))
-        self._addends = _uploaded(device, np.array([*addends, 0], np.uint64).view(UINT8))
-        self._first = _uploaded(device, counts)
+        self._pieces = uploaded(device, np.concatenate([*cut, np.empty(0, PIECES)]).view(UINT8))
+        self._addends = uploaded(device, np.array([*addends, 0], np.uint64).view(UINT8))
+        self._first = uploaded(device, counts)
         self._squares = device.empty((max(1, self._count),), FLOAT64)
         self._without_moments = [number for number, one in enumerate(self._trained) if one.m is None or one.v is None]
 
@@ -76,7 +75,7 @@ class Pieces:
             if any(isinstance(steps[number], AdamStep) for steps in candidates):
                 raise InvariantError(f"Adam for parameter {number}, which has no moments")
         numbers, groups = _table(candidates)
-        table = _uploaded(self._device, numbers)
+        table = uploaded(self._device, numbers)
         steps = STEP_WORDS * groups * len(candidates)
         self._device.launch(self.kernel("update"), (self._count, 1), 256, (self._pieces, table, table[steps:], groups, decision))
 
@@ -91,7 +90,7 @@ class StepEnd:
         self._parameters = Pieces(device, trained)
         self._count = len(trained)
         self._nodes = len(groups)
-        self._first = _uploaded(device, np.cumsum([0, *groups], dtype=INT32))
+        self._first = uploaded(device, np.cumsum([0, *groups], dtype=INT32))
         self._loss_scale = loss_scale
         self._scaler: DeviceArray | None = None
         self._decision = device.empty((2,), UINT32)
@@ -109,7 +108,7 @@ class StepEnd:
 
     def start(self, state: ScalerNumbers) -> None:
         """See `backends.base.StepEnd.start`; costs multiply by the state's loss scale from now on."""
-        self._scaler = _uploaded(self._device, np.array(state, FLOAT64))
+        self._scaler = uploaded(self._device, np.array(state, FLOAT64))
         self._device.upload(self._loss_scale, np.array(state.loss_scale, np.float32))
 
     def settle(self, first_update: int, candidates: Sequence[Sequence[Step]], clip_norm: float) -> DeviceArray:
@@ -142,13 +141,6 @@ def adam(device: Device, step: AdamStep, w: DeviceArray, g: DeviceArray, m: Devi
 def sgd(device: Device, step: SgdStep, w: DeviceArray, g: DeviceArray, m: DeviceArray | None, low: DeviceArray | None) -> None:
     """See `Backend.sgd`."""
     Pieces(device, [Trained(w, low, g.reshape(1, *g.shape), (), m, None)]).update([[step]], None)
-
-
-def _uploaded(device: Device, host: HostArray) -> DeviceArray:
-    array = device.empty(host.shape, host.dtype)
-    if host.size:
-        device.upload(array, host)
-    return array
 
 
 def _addresses(one: Trained) -> Iterator[int]:

@@ -5,6 +5,7 @@ Rule: looking needs no working backend; CuPy is imported when it is asked for, s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dcnr.backends.cupy import cublaslt
@@ -26,16 +27,21 @@ def cupy() -> Any:
     return package
 
 
-def device_count() -> int:
-    """GPUs that the driver shows. Raises `BackendUnavailable` where there is no driver, or none that CuPy can use."""
+def asked(question: Callable[[Any], Any]) -> Any:
+    """What `question` gives for CuPy's CUDA runtime. Raises `BackendUnavailable` where there is no driver, or none that CuPy can use."""
     runtime = cupy().cuda.runtime
     try:
-        return int(runtime.getDeviceCount())
+        return question(runtime)
     except runtime.CUDARuntimeError as error:
         raise BackendUnavailable(
             f"The NVIDIA driver does not answer cupy: {error}.",
             "nvidia-smi must work here (in a container: --gpus all), with a driver that CuPy can use (CUDA 13: 580 or newer, CUDA 12: 525)",
         ) from error
+
+
+def device_count() -> int:
+    """GPUs that the driver shows."""
+    return int(asked(lambda runtime: runtime.getDeviceCount()))
 
 
 def usable(index: int) -> dict[str, Any]:
@@ -44,7 +50,7 @@ def usable(index: int) -> dict[str, Any]:
     if not 0 <= index < count:
         remedy = f"choose --device 0 to {count - 1}" if count else "is one plugged in, and not hidden by CUDA_VISIBLE_DEVICES?"
         raise BackendUnavailable(f"There is no GPU {index}: the driver shows {count}.", remedy)
-    properties: dict[str, Any] = cupy().cuda.runtime.getDeviceProperties(index)
+    properties: dict[str, Any] = asked(lambda runtime: runtime.getDeviceProperties(index))
     capability = capability_of(properties)
     if capability < LEAST_CAPABILITY:
         raise BackendUnavailable(
@@ -77,14 +83,13 @@ def is_usable(index: int) -> bool:
 
 def look_at_package() -> str:
     """CuPy's own version, and that of the CUDA runtime it was made for."""
-    package = cupy()
-    return f"CuPy {package.__version__} for CUDA {_release(package.cuda.runtime.runtimeGetVersion())}"
+    return f"CuPy {cupy().__version__} for CUDA {_release(asked(lambda runtime: runtime.runtimeGetVersion()))}"
 
 
 def look_at_driver() -> str:
     """What the driver can run, and how many GPUs it shows."""
     count = device_count()
-    return f"up to CUDA {_release(cupy().cuda.runtime.driverGetVersion())}, {count} {'GPU' if count == 1 else 'GPUs'}"
+    return f"up to CUDA {_release(asked(lambda runtime: runtime.driverGetVersion()))}, {count} {'GPU' if count == 1 else 'GPUs'}"
 
 
 def look_at_compiler() -> str:
@@ -103,12 +108,18 @@ def look_at_products() -> str:
 def look_at_device(index: int) -> str:
     """What GPU `index` is, and what is free on it."""
     properties = usable(index)
-    with cupy().cuda.Device(index):
-        free, total = cupy().cuda.runtime.memGetInfo()
+    free, total = asked(lambda runtime: _memory(runtime, index))
     name = title(properties, index)
     if free < LEAST_MEMORY:
         raise BackendUnavailable(f"{name} has only {free >> 20} of {total >> 20} MiB free.", "nvidia-smi lists what else runs on it")
     return f"{name}: compute capability {capability_of(properties) / 10}, {free >> 20} of {total >> 20} MiB free"
+
+
+def _memory(runtime: Any, index: int) -> tuple[int, int]:
+    """(free, all) bytes; the thread's current device stays what it was."""
+    with cupy().cuda.Device(index):
+        free, total = runtime.memGetInfo()
+    return free, total
 
 
 def _release(version: int) -> str:

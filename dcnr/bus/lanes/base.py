@@ -12,6 +12,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import ml_dtypes
@@ -52,10 +53,96 @@ class LaneBroken(DcnrError):
     """This lane does not reach the peer; the next one is tried."""
 
 
-class Lane(Protocol):
-    """One way to move bytes. Calls of `send` for one receiver come one after the other."""
+class DeviceBuffer(Protocol):
+    """A contiguous tensor in the memory of a device."""
+
+    @property
+    def ptr(self) -> int:
+        """Its address there."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the elements."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+        ...
+
+
+class DevicePort(Protocol):
+    """The device of this process, as far as moving tensors needs it. Everything may be called on any thread, and may wait.
+
+    Raises `BackendUnavailable` where the device refuses.
+    """
+
+    def stage(self, nbytes: int) -> tuple[int, bytes]:
+        """Memory that other processes may open: its address, and the handle by which they do."""
+        ...
+
+    def unstage(self, address: int) -> None:
+        """Give it back; nobody may use it any more."""
+        ...
+
+    def open(self, handle: bytes) -> int:
+        """The address of another process's memory here."""
+        ...
+
+    def close(self, address: int) -> None:
+        """Let go of what was opened."""
+        ...
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceBuffer:
+        """Memory of our own, of any content."""
+        ...
+
+    def copy(self, into: int, source: int, nbytes: int) -> None:
+        """Copy behind everything that was issued to the device so far, and return when it is done."""
+        ...
+
+    def fetch(self, buffer: Any) -> Array:
+        """The tensor (of the device's own kind) in host memory, as it is when everything issued so far is done."""
+        ...
+
+
+OnDeviceHop = Callable[[Hop, DeviceBuffer], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSide:
+    """What a process with a device gives its transport: the device, and who gets the tensors that arrive on it (as with `OnHop`)."""
+
+    port: DevicePort
+    on_hop: OnDeviceHop
+
+
+class Receives(Protocol):
+    """The receiving half of a lane, and what it hears of what it sent."""
 
     name: ClassVar[str]
+
+    def on_header(self, hop: Hop, payload: memoryview) -> None:
+        """A checked header of this lane came, with what followed it. Raises `PeerError`."""
+        ...
+
+    def on_credit(self, credit: Credit) -> None:
+        """A receiver speaks of a transfer, perhaps of another lane."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything; transfers under way fail."""
+        ...
+
+
+class Lane(Receives, Protocol):
+    """One way to move bytes. Calls of `send` for one receiver come one after the other."""
 
     async def start(self) -> None:
         """Called once, before anything else."""
@@ -70,18 +157,6 @@ class Lane(Protocol):
 
         Until then `data` must not change. Raises, or the future raises, `LaneBroken` or `WorldError`.
         """
-        ...
-
-    def on_header(self, hop: Hop, payload: memoryview) -> None:
-        """A checked header of this lane came, with what followed it. Raises `PeerError`."""
-        ...
-
-    def on_credit(self, credit: Credit) -> None:
-        """A receiver speaks of a transfer, perhaps of another lane."""
-        ...
-
-    async def close(self) -> None:
-        """Let go of everything; transfers under way fail."""
         ...
 
 

@@ -21,7 +21,8 @@ import structlog
 
 from dcnr.bus.credit import key
 from dcnr.bus.lanes import lending, segment
-from dcnr.bus.lanes.base import PATIENCE, REFUSED, TRIES, Bytes, LaneBroken, Port, resolve
+from dcnr.bus.lanes.announce import Announcements
+from dcnr.bus.lanes.base import PATIENCE, REFUSED, Bytes, LaneBroken, Port
 from dcnr.bus.lanes.lending import CONTROL, LEND_FROM, Shelf
 from dcnr.bus.lanes.pool import Pool
 from dcnr.bus.lanes.ring import Ring
@@ -61,14 +62,6 @@ class _Outbox:
         self.freed.set()
 
 
-@dataclass(slots=True)
-class _Transfer:
-    to: PNodeId
-    segment: Segment
-    credited: asyncio.Event = field(default_factory=asyncio.Event)
-    refused: bool = False
-
-
 class ShmLane:
     """Shared memory to peers with our own `host`."""
 
@@ -78,12 +71,11 @@ class ShmLane:
         self._port = port
         self._pool = pool
         self._host = host
-        self._patience = patience
         self._hosts: Mapping[PNodeId, str] = {}
         self._given_up: set[PNodeId] = set()
         self._shelves: dict[PNodeId, Shelf] = {}
         self._outboxes: dict[PNodeId, _Outbox] = {}
-        self._transfers: dict[int, _Transfer] = {}
+        self._announcements = Announcements(port, patience)
         self._inboxes: dict[PNodeId, Segment] = {}
         self._borrowed: dict[PNodeId, dict[str, Segment]] = {}
 
@@ -107,22 +99,7 @@ class ShmLane:
         """Copy into a segment or the ring, waiting for room, and publish the header."""
         used, place, settle = await self._put(to, hop.transfer, data)
         hop = replace(hop, lane=f"{self.name}:{used.name}{place}")
-        self._transfers[hop.transfer] = _Transfer(to, used)
-        announced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def over(task: asyncio.Task[Exception | None]) -> None:
-            given_up = WorldError(f"a tensor on its way to {to} was given up")
-            outcome = given_up if task.cancelled() else task.result()
-            del self._transfers[hop.transfer]
-            settle(outcome is None)
-            resolve(announced)
-            resolve(arrived, outcome)
-
-        # A task of its own: the memory must be looked after even if the sender gives up.
-        self._port.start(self._announce(hop, announced)).add_done_callback(over)
-        await announced
-        return arrived
+        return await self._announcements.send(to, hop, settle, lambda: self._refusal(to, used))
 
     def on_header(self, hop: Hop, payload: memoryview) -> None:
         """Borrow or copy out, deliver, acknowledge."""
@@ -144,10 +121,7 @@ class ShmLane:
 
     def on_credit(self, credit: Credit) -> None:
         """The receiver has taken a tensor, or cannot."""
-        transfer = self._transfers.get(credit.transfer)
-        if transfer is not None and transfer.to == credit.receiver:
-            transfer.refused = credit.received == REFUSED
-            transfer.credited.set()
+        self._announcements.credit(credit)
 
     def release(self, peer: PNodeId) -> None:
         """Count no longer on `peer` to give back what it borrowed: it takes no part any more, or was started anew."""
@@ -238,27 +212,10 @@ class ShmLane:
             raise
         return made
 
-    async def _announce(self, hop: Hop, announced: asyncio.Future[None]) -> Exception | None:
-        """Publish the header until there is a credit; returns what went wrong."""
-        transfer = self._transfers[hop.transfer]
-        for _ in range(TRIES + 1):
-            try:
-                await self._port.publish(hop)
-            except WorldError as error:  # no connection; the next round tries again
-                _log.debug("header not sent", to=transfer.to, error=str(error))
-            resolve(announced)
-            try:
-                async with asyncio.timeout(self._patience):
-                    await transfer.credited.wait()
-            except TimeoutError:
-                continue
-            return self._refusal(transfer) if transfer.refused else None
-        return WorldError(f"{transfer.to} does not take tensors", "is it alive? see: dcnr pnode list")
-
-    def _refusal(self, transfer: _Transfer) -> LaneBroken:
-        if transfer.segment.exists:
-            return self._broken(transfer.to, "the peer cannot open our shared memory")
-        return LaneBroken(f"the memory that {transfer.to} was to read was let go")
+    def _refusal(self, to: PNodeId, used: Segment) -> LaneBroken:
+        if used.exists:
+            return self._broken(to, "the peer cannot open our shared memory")
+        return LaneBroken(f"the memory that {to} was to read was let go")
 
     def _broken(self, to: PNodeId, why: str) -> LaneBroken:
         self._given_up.add(to)

@@ -5,7 +5,7 @@ Addresses are made up, aligned as a GPU's; what is fetched is zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -60,6 +60,11 @@ class DryDevice:
     def clear(self, into: DeviceArray) -> None:
         """Nothing."""
 
+    def constant(self, key: Hashable, make: Callable[[], HostArray]) -> DeviceArray:
+        """Of the shape and dtype of what `make` gives."""
+        host = make()
+        return self.empty(host.shape, host.dtype)
+
     def memory(self) -> DeviceMemory:
         """Plenty."""
         return DeviceMemory(1 << 40, 0)
@@ -83,6 +88,9 @@ class DryDevice:
     def tensor_map(self, array: DeviceArray, dims: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> bytes:
         """As large as one."""
         return bytes(128)
+
+    def ipc(self) -> None:
+        """Nobody opens this memory."""
 
     def recording(self, beside: Recording | None = None) -> DryRecording:
         """One that always runs its work."""

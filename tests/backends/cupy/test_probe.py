@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -75,6 +76,30 @@ def test_faults_have_remedies(machine: Any, stand_in: Any, index: int, said: str
     assert caught.value.remedy is not None
     assert remedy in caught.value.remedy
     assert not probe.is_usable(index)
+
+
+@pytest.mark.parametrize(
+    ("question", "look"),
+    [
+        ("getDeviceProperties", lambda: probe.usable(0)),
+        ("memGetInfo", lambda: probe.look_at_device(0)),
+        ("driverGetVersion", probe.look_at_driver),
+        ("runtimeGetVersion", probe.look_at_package),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_a_driver_that_fails_later_is_a_fault_too(machine: Any, question: str, look: Callable[[], object]) -> None:
+    """Whichever question it does not answer; `auto` goes on if it is one of its own."""
+
+    def refuse(*_: object) -> None:
+        raise CUDARuntimeError("cudaErrorECCUncorrectable")
+
+    stand_in = package(("NVIDIA H200", 9, 0))
+    setattr(stand_in.cuda.runtime, question, refuse)
+    machine(stand_in)
+    with pytest.raises(BackendUnavailable, match="does not answer cupy: cudaErrorECCUncorrectable"):
+        look()
+    assert not (question == "getDeviceProperties" and probe.is_usable(0))
 
 
 def test_little_memory_is_a_fault(machine: Any) -> None:

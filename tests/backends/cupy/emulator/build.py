@@ -47,13 +47,11 @@ def library(source: Path, defines: Sequence[str], flags: Sequence[str] = ()) -> 
     result = CACHE / f"{source.stem}-{key}.so"
     if result.exists():
         return result
-    folder = Path(tempfile.mkdtemp(prefix=f"{source.stem}-", dir=CACHE))
-    for name, text in texts.items():
-        (folder / name).write_text(_DYNAMIC_SHARED.sub(r"\1* const \2 = (\1*)emulator::shared;", text))
-    main = ["-x", "c++", str(folder / source.name), "-x", "none", str(runtime)]
-    options = [*flags, "-DEMULATED", *(f"-D{define}" for define in defines), f"-I{EMULATOR}", f"-Wl,-rpath,{CACHE}"]
-    _compile([*options, *main], result)
-    shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix=f"{source.stem}-", dir=CACHE) as folder:
+        for name, text in texts.items():
+            Path(folder, name).write_text(_DYNAMIC_SHARED.sub(r"\1* const \2 = (\1*)emulator::shared;", text))
+        options = [*flags, "-DEMULATED", *(f"-D{define}" for define in defines), f"-I{EMULATOR}", f"-Wl,-rpath,{CACHE}"]
+        _compile([*options, "-x", "c++", str(Path(folder, source.name)), "-x", "none", str(runtime)], result)
     return result
 
 

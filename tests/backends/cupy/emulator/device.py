@@ -10,7 +10,7 @@ import ctypes
 import struct
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from dcnr.backends.base import DeviceMemory, HostArray, Recording
 from dcnr.backends.cupy.arguments import ArgumentPacker
 from dcnr.backends.cupy.array import DeviceArray, Dtype
+from dcnr.backends.cupy.constants import Constants
 from dcnr.backends.cupy.device import Argument, Product
 from tests.backends.cupy.emulator.build import KERNELS, library
 
@@ -89,6 +90,7 @@ class EmulatedDevice:
         self._capability, self._reverse, self._multiprocessors, self._sources = capability, reverse, multiprocessors, kernels
         self._live: weakref.WeakSet[Memory] = weakref.WeakSet()
         self._kernels: dict[Asked, Function] = {}
+        self._constants = Constants()
         self._packer, self._lock = ArgumentPacker(), threading.RLock()
         self._recording: list[Callable[[], None]] | None = None
         self.asked: set[Asked] = set()
@@ -143,6 +145,11 @@ class EmulatedDevice:
     def clear(self, into: DeviceArray) -> None:
         """All bytes zero."""
         self._issue("clear", partial(_clear, into))
+
+    def constant(self, key: Hashable, make: Callable[[], HostArray]) -> DeviceArray:
+        """What is recorded keeps it by itself."""
+        with self._lock:
+            return self._constants.get(key, lambda: put(self, make()))
 
     def memory(self) -> DeviceMemory:
         """What live arrays hold."""
@@ -201,6 +208,9 @@ class EmulatedDevice:
             raise EmulationError(f"tensor map reaches {reach} bytes into an array of {array.nbytes}")
         extents, boxes = (*dims, *[1] * missing), (*box, *[1] * missing)
         return struct.pack("9Q5I36x", array.ptr, *extents, size, *strides, *[0] * missing, *boxes, size)
+
+    def ipc(self) -> None:
+        """Nobody opens this memory."""
 
     def recording(self, beside: Recording | None = None) -> EmulatedRecording:
         """A fresh one."""
