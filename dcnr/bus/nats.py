@@ -3,7 +3,8 @@
 What nats-py 2.16 asks of its user, and what is done here:
 
 - an exception in one of its callbacks ends its read loop in silence: ours only log and set flags
-- `publish` swallows cancellation while it waits for the socket: we wait ourselves, before it would
+- `publish` swallows cancellation while it waits for the socket: we wait ourselves, before it would. So does `request` (through
+  `asyncio.wait_for`, until Python 3.12) if the answer comes in the same moment: afterwards we look whether there was one
 - a stale link with unsent data never fails over: `TCP_USER_TIMEOUT`, and a watchdog that aborts the transport
 - some server errors close the client for good: it is then rebuilt with all its subscriptions
 - pending limits drop messages: they are off, since callbacks only enqueue and tensors have credits
@@ -365,7 +366,13 @@ async def _anyone_listens(servers: list[str]) -> bool:
 
 @contextmanager
 def _translated(what: str) -> Iterator[None]:
+    """Our errors for those of nats-py, and the cancellation of the task, should it have been swallowed."""
+    task = asyncio.current_task()
+    cancellations = task.cancelling() if task is not None else 0
     try:
         yield
     except nats.errors.Error as error:
         raise WorldError(f"{what} failed: {str(error) or type(error).__name__}", "is the NATS server running? see: dcnr doctor") from error
+    finally:
+        if task is not None and task.cancelling() > cancellations:
+            raise asyncio.CancelledError

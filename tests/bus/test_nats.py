@@ -7,12 +7,14 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from nats.aio.msg import Msg
+from nats.errors import NoRespondersError
 
-from dcnr.bus.base import Bus
+from dcnr.bus.base import Bus, Way
 from dcnr.bus.nats import NatsBus, connect
 from dcnr.bus.server import NatsServer
 from dcnr.errors import BusUnavailable, UserError, WorldError
@@ -169,6 +171,13 @@ async def recorded(url: str) -> AsyncIterator[tuple[str, bytearray]]:
         yield f"nats://127.0.0.1:{door.sockets[0].getsockname()[1]}", said
 
 
+async def test_how_the_server_is_reached(nats_url: str) -> None:
+    """The address of ours that it sees: there peers of other machines find us."""
+    bus = await connect(nats_url, "test")
+    assert bus.way == Way("127.0.0.1", encrypted=False)
+    await bus.close()
+
+
 async def test_a_subscription_is_at_the_server_before_subscribe_returns(nats_url: str) -> None:
     """The server answers in order, so a PING that came after the SUB was answered: nats-py's flush alone sends it before."""
     async with recorded(nats_url) as (url, said):
@@ -179,6 +188,32 @@ async def test_a_subscription_is_at_the_server_before_subscribe_returns(nats_url
             assert said.rindex(b"PING") > said.index(b"SUB " + subject.encode())
             await subscription.stop()
         await bus.close()
+
+
+@pytest.mark.parametrize("error", [None, NoRespondersError])
+async def test_a_request_that_is_cancelled_ends_so_even_if_the_answer_comes_in_the_same_moment(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch, error: type[Exception] | None
+) -> None:
+    """`asyncio.wait_for` under nats-py may swallow it; whoever cancelled would wait for ever."""
+    bus = await connect(nats_url, "test")
+
+    async def swallowing(*_: object) -> Msg:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        if error is not None:
+            raise error
+        return Msg(bus._client, data=b"late")
+
+    monkeypatch.setattr(bus._client, "request", swallowing)
+    task = asyncio.create_task(bus.request("x", b"", 60))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await bus.request("x", b"", 60)
+    await bus.close()
 
 
 async def until_heard(bus: NatsBus, got: list[bytes]) -> None:

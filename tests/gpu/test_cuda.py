@@ -264,7 +264,7 @@ def test_any_thread_may_ask_for_memory(device: CudaDevice) -> None:
 
 
 def test_a_kernel_that_was_cut_off_is_compiled_again(device: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver refuses it, and the next process finds a whole one."""
+    """The driver would crash on it; the next process finds a whole one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     compiling.cache_folder.cache_clear()
     try:

@@ -56,6 +56,19 @@ def test_it_is_its_members_one_after_the_other(training: bool) -> None:
     np.testing.assert_allclose(dresidual, dtotal.reshape(total.shape))
 
 
+def test_each_output_may_go_unused() -> None:
+    """Without a gradient of the normalised sum, that of the sum passes through, and the norm learns nothing."""
+    backend = NumpyBackend()
+    given = example(MERGED, backend)
+    node = MERGED.build()
+    env = make_env(backend, node, MERGED, given.params, "float64")
+    _, saved = node.forward(env, given.inputs)
+    _, dresidual = node.backward(env, saved, (None, given.grads[1]))
+    assert dresidual is not None
+    np.testing.assert_array_equal(dresidual, given.grads[1])
+    np.testing.assert_array_equal(env.grads["norm_weight"], 0)
+
+
 def test_parameters_belong_to_the_nodes_of_the_file() -> None:
     """The linear layer's are called as always, since another node may be tied to its weight."""
     found = {one.name: (one.parts[0].node, one.parts[0].name) for one in MERGED.build().parameters}

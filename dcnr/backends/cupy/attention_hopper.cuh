@@ -2,7 +2,7 @@
 // float16 or bfloat16, HEAD_DIM 64 or 128 (then a tile is two of 64 columns, one behind the other). See attention.cuh for the arrays.
 // mq is the map of qkv as [B][T][3 H][HEAD_DIM], mg that of dO as [B][T][H][HEAD_DIM], boxes 64 x 1 x 64 x 1.
 #pragma once
-#include "attention_epilogue.cuh"
+#include "attention_scores.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 constexpr int HALVES = HEAD_DIM / 64;
@@ -43,20 +43,8 @@ DI void weigh(Half* acc, u32 (*p)[4], u64 b) {
   wg_commit();
 }
 
-// One tile of keys. EDGE: columns from end on (row g), from end + edge8 on (row g + 8) are masked, counted from this thread's first one.
-template <int EDGE> DI void fwd_tile(Half* acc, float* m, float* l, u64 dQ, u64 dK, u64 dV, float sc, int end) {
-  Half s;
-  wg_fence();
-  scores(s, dQ, dK);
-  wg_wait<0>();
-  pin<32>(&s[0][0]);
-  if (EDGE) {
-#pragma unroll
-    for (int n = 0; n < 8; n++)
-#pragma unroll
-      for (int e = 0; e < 4; e++)
-        if (n * 8 + (e & 1) >= end + CAUSAL * 8 * (e >> 1)) s[n][e] = -INF;
-  }
+// The largest scores so far: what was summed up under smaller ones is scaled down.
+DI void raise(float* m, float* l, Half* acc, Half& s, float sc) {
   float mn[2];
 #pragma unroll
   for (int r = 0; r < 2; r++) {
@@ -66,17 +54,26 @@ template <int EDGE> DI void fwd_tile(Half* acc, float* m, float* l, u64 dQ, u64 
     mx = fmaxf(mx, shuffle_xor(mx, 1)); mx = fmaxf(mx, shuffle_xor(mx, 2));
     mn[r] = fmaxf(m[r], mx);
   }
-  if (any_(mn[0] > m[0] || mn[1] > m[1])) {  // the maximum rarely moves after the first tiles
+  if (!any_(mn[0] > m[0] || mn[1] > m[1])) return;  // the maximum rarely moves after the first tiles
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const float a = ex2((m[r] - mn[r]) * sc);
-      m[r] = mn[r]; l[r] *= a;
+  for (int r = 0; r < 2; r++) {
+    const float a = ex2((m[r] - mn[r]) * sc);
+    m[r] = mn[r]; l[r] *= a;
 #pragma unroll
-      for (int i = 0; i < HALVES; i++)
+    for (int i = 0; i < HALVES; i++)
 #pragma unroll
-        for (int n = 0; n < 8; n++) { acc[i][n][2 * r] *= a; acc[i][n][2 * r + 1] *= a; }
-    }
+      for (int n = 0; n < 8; n++) { acc[i][n][2 * r] *= a; acc[i][n][2 * r + 1] *= a; }
   }
+}
+// One tile of keys.
+template <int EDGE> DI void fwd_tile(Half* acc, float* m, float* l, u64 dQ, u64 dK, u64 dV, float sc, int end) {
+  Half s;
+  wg_fence();
+  scores(s, dQ, dK);
+  wg_wait<0>();
+  pin<32>(&s[0][0]);
+  if (EDGE) mask<8>(s, end);
+  raise(m, l, acc, s, sc);
   u32 p[4][4];
 #pragma unroll
   for (int r = 0; r < 2; r++) {
@@ -156,22 +153,11 @@ template <int EDGE> DI void dq_tile(Half* acc, const float* L, const float* D, u
   scores(dp, dG, dV);
   wg_wait<1>();
   pin<32>(&s[0][0]);
-#pragma unroll
-  for (int n = 0; n < 8; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      float x = ex2(s[n][e] * sc - L[e >> 1]);
-      if (EDGE && n * 8 + (e & 1) >= end + CAUSAL * 8 * (e >> 1)) x = 0.f;
-      s[n][e] = x;
-    }
+  weights<8>(s, L, sc, EDGE, end);
   wg_wait<0>();
   pin<32>(&dp[0][0]);
   u32 p[4][4];
-#pragma unroll
-  for (int n = 0; n < 8; n++) {
-    p[n / 2][(n & 1) * 2] = pack2(s[n][0] * (dp[n][0] - D[0]), s[n][1] * (dp[n][1] - D[0]));
-    p[n / 2][(n & 1) * 2 + 1] = pack2(s[n][2] * (dp[n][2] - D[1]), s[n][3] * (dp[n][3] - D[1]));
-  }
+  gradients<8>(p, s, dp, D);
   weigh(acc, p, dK);
   wg_wait<0>();
   pin_all(acc);
@@ -226,7 +212,17 @@ DI void attn_dq(const TMap& mq, const TMap& mg, const store_t* o, const store_t*
   }
 }
 
-// One tile of queries, scores transposed: a thread's rows are keys, its columns queries. EDGE: queries before `from` + row are masked.
+// ds = p * (dp - delta) of transposed scores; `delta`, in shared memory, is that of this thread's first column
+DI void transposed_gradients(u32 (*ds)[4], u32 (*p)[4], Half& dp, u32 delta) {
+#pragma unroll
+  for (int n = 0; n < 8; n++) {
+    const float2 d = lds8(delta + n * 32);
+    const int h = (n & 1) * 2;
+    ds[n / 2][h] = hmul2(p[n / 2][h], pack2(dp[n][0] - d.x, dp[n][1] - d.y));
+    ds[n / 2][h + 1] = hmul2(p[n / 2][h + 1], pack2(dp[n][2] - d.x, dp[n][3] - d.y));
+  }
+}
+// One tile of queries, scores transposed: a thread's rows are keys, its columns queries.
 template <int EDGE> DI void dkv_tile(Half* dk, Half* dv, u64 dK, u64 dV, u64 dQ, u64 dG, u32 sL, float sc, int from, int t) {
   Half s, dp;
   wg_fence();
@@ -235,28 +231,12 @@ template <int EDGE> DI void dkv_tile(Half* dk, Half* dv, u64 dK, u64 dV, u64 dQ,
   wg_wait<1>();
   pin<32>(&s[0][0]);
   u32 p[4][4];
-#pragma unroll
-  for (int n = 0; n < 8; n++) {
-    const float2 lq = lds8(sL + (n * 8 + 2 * t) * 4);
-    float x0 = ex2(s[n][0] * sc - lq.x), x1 = ex2(s[n][1] * sc - lq.y), x2 = ex2(s[n][2] * sc - lq.x), x3 = ex2(s[n][3] * sc - lq.y);
-    if (EDGE) {
-      if (n * 8 < from) x0 = 0.f;
-      if (n * 8 + 1 < from) x1 = 0.f;
-      if (n * 8 < from + 8) x2 = 0.f;
-      if (n * 8 + 1 < from + 8) x3 = 0.f;
-    }
-    p[n / 2][(n & 1) * 2] = pack2(x0, x1); p[n / 2][(n & 1) * 2 + 1] = pack2(x2, x3);
-  }
+  transposed_weights<8>(p, s, sL + 8 * t, sc, EDGE, from);
   weigh(dv, p, dG);
   wg_wait<1>();
   pin<32>(&dp[0][0]);
   u32 q[4][4];
-#pragma unroll
-  for (int n = 0; n < 8; n++) {
-    const float2 dl = lds8(sL + 256 + (n * 8 + 2 * t) * 4);
-    q[n / 2][(n & 1) * 2] = hmul2(p[n / 2][(n & 1) * 2], pack2(dp[n][0] - dl.x, dp[n][1] - dl.y));
-    q[n / 2][(n & 1) * 2 + 1] = hmul2(p[n / 2][(n & 1) * 2 + 1], pack2(dp[n][2] - dl.x, dp[n][3] - dl.y));
-  }
+  transposed_gradients(q, p, dp, sL + 256 + 8 * t);
   weigh(dk, q, dQ);
   wg_wait<0>();
   pin_all(dk); pin_all(dv);

@@ -2,7 +2,7 @@
 // Blocks of four warps own 64 rows (queries; keys in dK and dV), each warp 16 of them; tiles of the other side come by cp.async.
 // Every output is summed by one warp in a fixed order.
 #pragma once
-#include "attention_epilogue.cuh"
+#include "attention_scores.cuh"
 constexpr int DIM = HEAD_DIM, STEPS = DIM / 16, TILES_N = DIM / 8;
 constexpr int WAY_SIDE = DIM <= 64 ? 64 : 32, BACK_SIDE = DIM <= 96 ? 32 : 16;  // rows of a tile of the other side: registers set the limit
 constexpr u32 OWN = 64 * DIM * 2;                               // bytes
@@ -72,6 +72,28 @@ template <int SIDE> DI void weigh(float (*acc)[4], u32 (*p)[4], u32 tile, int la
     }
 }
 
+// s becomes e**(scale * (s - m)), m being the largest scores so far; what was summed up under smaller ones is scaled down
+template <int SIDE> DI void softmax(float (*s)[4], float* m, float* l, float (*acc)[4], float sc) {
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    float mx = fmaxf(s[0][2 * r], s[0][2 * r + 1]);
+#pragma unroll
+    for (int n = 1; n < SIDE / 8; n++) mx = fmaxf(mx, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+    mx = fmaxf(mx, shuffle_xor(mx, 1)); mx = fmaxf(mx, shuffle_xor(mx, 2));
+    const float mn = fmaxf(m[r], mx), a = ex2((m[r] - mn) * sc), mb = mn * sc;
+    m[r] = mn;
+    float sum = 0.f;
+#pragma unroll
+    for (int n = 0; n < SIDE / 8; n++) {
+      s[n][2 * r] = ex2(s[n][2 * r] * sc - mb); s[n][2 * r + 1] = ex2(s[n][2 * r + 1] * sc - mb);
+      sum += s[n][2 * r] + s[n][2 * r + 1];
+    }
+    l[r] = l[r] * a + sum;
+#pragma unroll
+    for (int n = 0; n < TILES_N; n++) { acc[n][2 * r] *= a; acc[n][2 * r + 1] *= a; }
+  }
+}
+
 DI void attn_fwd(const store_t* qkv, store_t* o, float* lse, const param_t* bias, int T, int H, float scale, u32 smem) {
   constexpr int SIDE = WAY_SIDE;
   constexpr u32 TILE = SIDE * DIM * 2;
@@ -102,37 +124,12 @@ DI void attn_fwd(const store_t* qkv, store_t* o, float* lse, const param_t* bias
     if (CAUSAL && j * SIDE > w0 + 15) continue;  // all of this warp's rows lie before the tile
     float s[SIDE / 8][4];
     scores<SIDE>(s, qf, sK + (j & 1) * TILE, lane);
-    const int end = (CAUSAL ? w0 + g + 1 : T) - j * SIDE - 2 * t;  // columns from here on are masked, counted from this thread's first
-    if (CAUSAL ? j * SIDE + SIDE - 1 > w0 : j * SIDE + SIDE > T) {
-#pragma unroll
-      for (int n = 0; n < SIDE / 8; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-          if (n * 8 + (e & 1) >= end + CAUSAL * 8 * (e >> 1)) s[n][e] = -INF;
-    }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      float mx = fmaxf(s[0][2 * r], s[0][2 * r + 1]);
-#pragma unroll
-      for (int n = 1; n < SIDE / 8; n++) mx = fmaxf(mx, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-      mx = fmaxf(mx, shuffle_xor(mx, 1)); mx = fmaxf(mx, shuffle_xor(mx, 2));
-      const float mn = fmaxf(m[r], mx), a = ex2((m[r] - mn) * sc), mb = mn * sc;
-      m[r] = mn;
-      float sum = 0.f;
-#pragma unroll
-      for (int n = 0; n < SIDE / 8; n++) {
-        s[n][2 * r] = ex2(s[n][2 * r] * sc - mb); s[n][2 * r + 1] = ex2(s[n][2 * r + 1] * sc - mb);
-        sum += s[n][2 * r] + s[n][2 * r + 1];
-      }
-      l[r] = l[r] * a + sum;
-#pragma unroll
-      for (int n = 0; n < TILES_N; n++) { acc[n][2 * r] *= a; acc[n][2 * r + 1] *= a; }
-    }
+    const int end = (CAUSAL ? w0 + g + 1 : T) - j * SIDE - 2 * t;
+    if (CAUSAL ? j * SIDE + SIDE - 1 > w0 : j * SIDE + SIDE > T) mask<SIDE / 8>(s, end);
+    softmax<SIDE>(s, m, l, acc, sc);
     u32 p[SIDE / 16][4];
 #pragma unroll
-    for (int n = 0; n < SIDE / 8; n++) {
-      p[n / 2][(n & 1) * 2] = pack2(s[n][0], s[n][1]); p[n / 2][(n & 1) * 2 + 1] = pack2(s[n][2], s[n][3]);
-    }
+    for (int n = 0; n < SIDE / 8; n++) operand(p, n, s[n][0], s[n][1], s[n][2], s[n][3]);
     weigh<SIDE>(acc, p, sV + (j & 1) * TILE, lane);
   }
 #pragma unroll
@@ -186,21 +183,10 @@ DI void attn_dq(const store_t* qkv, const store_t* o, const store_t* dout, const
     scores<SIDE>(s, qf, sK + (j & 1) * TILE, lane);
     const int end = (CAUSAL ? w0 + g + 1 : T) - j * SIDE - 2 * t;
     const bool edge = CAUSAL ? j * SIDE + SIDE - 1 > w0 : j * SIDE + SIDE > T;
-#pragma unroll
-    for (int n = 0; n < SIDE / 8; n++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        float x = ex2(s[n][e] * sc - L[e >> 1]);
-        if (edge && n * 8 + (e & 1) >= end + CAUSAL * 8 * (e >> 1)) x = 0.f;
-        s[n][e] = x;
-      }
+    weights<SIDE / 8>(s, L, sc, edge, end);
     scores<SIDE>(dp, gf, sV + (j & 1) * TILE, lane);
     u32 p[SIDE / 16][4];
-#pragma unroll
-    for (int n = 0; n < SIDE / 8; n++) {
-      p[n / 2][(n & 1) * 2] = pack2(s[n][0] * (dp[n][0] - D[0]), s[n][1] * (dp[n][1] - D[0]));
-      p[n / 2][(n & 1) * 2 + 1] = pack2(s[n][2] * (dp[n][2] - D[1]), s[n][3] * (dp[n][3] - D[1]));
-    }
+    gradients<SIDE / 8>(p, s, dp, D);
     weigh<SIDE>(acc, p, sK + (j & 1) * TILE, lane);
   }
   unrope<DIM>(acc, turns, w0 + g, scale, t);
@@ -209,6 +195,14 @@ DI void attn_dq(const store_t* qkv, const store_t* o, const store_t* dout, const
   store_rows<DIM>(acc, sQ, warp * 16, dqkv + heads3, m0, T, ld, lane);
 }
 
+// p becomes p * (dp - delta) of transposed scores; `delta`, in shared memory, is that of this thread's first column
+template <int TILES> DI void transposed_gradients(u32 (*p)[4], float (*dp)[4], u32 delta) {
+#pragma unroll
+  for (int n = 0; n < TILES; n++) {
+    const float2 d = lds8(delta + n * 32), u = unpack2(p[n / 2][(n & 1) * 2]), v = unpack2(p[n / 2][(n & 1) * 2 + 1]);
+    operand(p, n, u.x * (dp[n][0] - d.x), u.y * (dp[n][1] - d.y), v.x * (dp[n][2] - d.x), v.y * (dp[n][3] - d.y));
+  }
+}
 // dK and dV of a block of keys: works on transposed scores, so that P and dS are A operands straight from registers
 DI void attn_dkv(const store_t* qkv, const store_t* dout, const float* lse, const float* delta, const float2* turns, store_t* dqkv,
                  float* parts, int T, int H, float scale, u32 smem) {
@@ -245,28 +239,10 @@ DI void attn_dkv(const store_t* qkv, const store_t* dout, const float* lse, cons
     float s[SIDE / 8][4];
     u32 p[SIDE / 16][4];
     scores<SIDE>(s, sK, warp * 16, q_, lane);
-    const int from = w0 + g - i * SIDE - 2 * t;  // queries before this one are masked, counted from this thread's first
-    const bool edge = CAUSAL && i * SIDE < w0 + 15;
-#pragma unroll
-    for (int n = 0; n < SIDE / 8; n++) {
-      const float2 lq = lds8(l_ + n * 32);
-      float x0 = ex2(s[n][0] * sc - lq.x), x1 = ex2(s[n][1] * sc - lq.y), x2 = ex2(s[n][2] * sc - lq.x), x3 = ex2(s[n][3] * sc - lq.y);
-      if (edge) {
-        if (n * 8 < from) x0 = 0.f;
-        if (n * 8 + 1 < from) x1 = 0.f;
-        if (n * 8 < from + 8) x2 = 0.f;
-        if (n * 8 + 1 < from + 8) x3 = 0.f;
-      }
-      p[n / 2][(n & 1) * 2] = pack2(x0, x1); p[n / 2][(n & 1) * 2 + 1] = pack2(x2, x3);
-    }
+    transposed_weights<SIDE / 8>(p, s, l_, sc, CAUSAL && i * SIDE < w0 + 15, w0 + g - i * SIDE - 2 * t);
     weigh<SIDE>(dv, p, g_, lane);
     scores<SIDE>(s, sV, warp * 16, g_, lane);
-#pragma unroll
-    for (int n = 0; n < SIDE / 8; n++) {
-      const float2 dl = lds8(l_ + SIDE * 4 + n * 32), u = unpack2(p[n / 2][(n & 1) * 2]), v = unpack2(p[n / 2][(n & 1) * 2 + 1]);
-      p[n / 2][(n & 1) * 2] = pack2(u.x * (s[n][0] - dl.x), u.y * (s[n][1] - dl.y));
-      p[n / 2][(n & 1) * 2 + 1] = pack2(v.x * (s[n][2] - dl.x), v.y * (s[n][3] - dl.y));
-    }
+    transposed_gradients<SIDE / 8>(p, s, l_ + SIDE * 4);
     weigh<SIDE>(dk, p, q_, lane);
   }
   if (!CAUSAL) { clear_rows<DIM>(dk, w0 + g, T); clear_rows<DIM>(dv, w0 + g, T); }

@@ -8,10 +8,6 @@ constexpr int MT = ROWS / ACROSS, CHUNKS = (WIDE / 4 + ACROSS - 1) / ACROSS;
 constexpr int SIZE = ROWS * LD, SIZE_S = ROWS * LDS;  // numbers in a tile of operands, of scores
 typedef float Acc[MT][CHUNKS][4];
 
-DI void get4(const float* p, float* f) {
-  const V4 v = ldg16(p);
-  f[0] = bits_float(v.x); f[1] = bits_float(v.y); f[2] = bits_float(v.z); f[3] = bits_float(v.w);
-}
 DI void load_rows(float* tile, const store_t* src, int row0, int T, int ld) {
 #pragma unroll 4
   for (int i = threadIdx.x; i < ROWS * WIDE; i += THREADS) {
@@ -35,7 +31,7 @@ DI void scores(float (*s)[MT], const float* a, const float* b, int ty, int tx) {
   for (int d = 0; d < WIDE; d += 4) {
     float x[MT][4], y[MT][4];
 #pragma unroll
-    for (int i = 0; i < MT; i++) { get4(a + (ty + i * ACROSS) * LD + d, x[i]); get4(b + (tx + i * ACROSS) * LD + d, y[i]); }
+    for (int i = 0; i < MT; i++) { load4f(a + (ty + i * ACROSS) * LD + d, x[i]); load4f(b + (tx + i * ACROSS) * LD + d, y[i]); }
 #pragma unroll
     for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -54,7 +50,7 @@ DI void weigh(Acc& acc, const float* p, const float* tile, int ty, int tx) {
   for (int j = 0; j < ROWS; j += 4) {
     float w[MT][4];
 #pragma unroll
-    for (int i = 0; i < MT; i++) get4(p + (ty + i * ACROSS) * LDS + j, w[i]);
+    for (int i = 0; i < MT; i++) load4f(p + (ty + i * ACROSS) * LDS + j, w[i]);
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
       const int at = 4 * (tx + c * ACROSS);
@@ -62,7 +58,7 @@ DI void weigh(Acc& acc, const float* p, const float* tile, int ty, int tx) {
 #pragma unroll
       for (int k = 0; k < 4; k++) {
         float v[4];
-        get4(tile + (j + k) * LD + at, v);
+        load4f(tile + (j + k) * LD + at, v);
 #pragma unroll
         for (int i = 0; i < MT; i++)
 #pragma unroll

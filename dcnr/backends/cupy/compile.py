@@ -65,20 +65,19 @@ def cache_folder() -> Path | None:
     return base / "dcnr" / "cubins"
 
 
-def load_cubin(source: str, defines: Sequence[str], arch: str, again: bool = False) -> bytes:
+def load_cubin(source: str, defines: Sequence[str], arch: str) -> bytes:
     """Machine code of `<source>.cu` with `-D` each of `defines` for `arch`, from the cache if it is there.
 
-    `again`: what the cache has is of no use; compile, and write over it. Raises `BackendUnavailable`, with the compiler's log, if it does
-    not compile.
+    Raises `BackendUnavailable`, with the compiler's log, if it does not compile.
     """
     text = (SOURCES / f"{source}.cu").read_text()
     parts = (text, *headers_of(text).values(), *sorted(defines), *OPTIONS, arch, ".".join(map(str, nvrtc_version())))
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     folder = cache_folder()
     kept = folder and folder / f"{source}-{key[:32]}.cubin"
-    if kept and not again:
-        with suppress(OSError):
-            return kept.read_bytes()
+    found = kept and _kept(kept)
+    if found:
+        return found
     cubin = compile_source(source, defines, arch).cubin
     if kept:
         _keep(kept, cubin)
@@ -108,14 +107,27 @@ def nvrtc_version() -> tuple[int, int]:
     return major.value, minor.value
 
 
+def _kept(path: Path) -> bytes | None:
+    """What was kept there; None if it is not whole: drivers do not refuse machine code that was cut off, they crash."""
+    try:
+        digest, cubin = path.read_bytes().split(b"\n", 1)
+    except (OSError, ValueError):
+        return None
+    return cubin if digest == _digest(cubin) else None
+
+
+def _digest(cubin: bytes) -> bytes:
+    return hashlib.sha256(cubin).hexdigest().encode()
+
+
 def _keep(kept: Path, cubin: bytes) -> None:
-    """Write it whole or not at all; where the folder cannot be written, the next process compiles again."""
+    """Write it, behind its digest; where the folder cannot be written, the next process compiles again."""
     with suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=kept.parent)
         try:
             with open(handle, "wb") as file:
-                file.write(cubin)
+                file.write(_digest(cubin) + b"\n" + cubin)
             os.replace(name, kept)
         finally:
             Path(name).unlink(missing_ok=True)

@@ -48,24 +48,16 @@ template <int WARPS> DI float joined_sum(float v) {
   return warp_sum(lane < WARPS ? sums[lane] : 0.f);
 }
 
-DI V8 pack8(const float* f) {
-  V8 v;
-#if STORAGE == 3
-  v.a.x = float_bits(f[0]); v.a.y = float_bits(f[1]); v.a.z = float_bits(f[2]); v.a.w = float_bits(f[3]);
-  v.b.x = float_bits(f[4]); v.b.y = float_bits(f[5]); v.b.z = float_bits(f[6]); v.b.w = float_bits(f[7]);
-#else
-  v.x = pack2(f[0], f[1]); v.y = pack2(f[2], f[3]); v.z = pack2(f[4], f[5]); v.w = pack2(f[6], f[7]);
-#endif
-  return v;
-}
-// d = e**(x - top) * factor at eight neighbours, less `whole` at the target; `shift` is log2(factor)
-DI void softmax_gradient(float* f, float top, float shift, float whole, i64 target) {
+// d = (e**(x - top) / sum - 1 at the target) * whole at eight neighbours; `factor` is whole / sum
+DI void softmax_gradient(float* f, const Softmax& all, float factor, i64 target) {
 #pragma unroll
-  for (int e = 0; e < 8; e++) f[e] = ex2((f[e] - top) * LOG2E + shift);
+  for (int e = 0; e < 8; e++) f[e] = power(f[e], all.top);
   if ((u64)target < 8) {
 #pragma unroll
-    for (int e = 0; e < 8; e++) if (e == target) f[e] -= whole;
+    for (int e = 0; e < 8; e++) if (e == target) f[e] -= all.sum;
   }
+#pragma unroll
+  for (int e = 0; e < 8; e++) f[e] *= factor;
 }
 
 KERNEL __launch_bounds__(THREADS, BLOCKS) cross_entropy_held(const store_t* x, store_t* d, const i64* targets, const float* bias, float* losses,
@@ -106,12 +98,12 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) cross_entropy_held(const store_t* x, s
   const Softmax all = joined<THREADS / 32>(mine);
   if (tid == 0) losses[blockIdx.x] = counted ? logf(all.sum) + (all.top - own) : 0.f;
   if (!d) return;
-  const float shift = lg2(whole) - lg2(all.sum);
+  const float factor = whole * rcp(all.sum);
 #pragma unroll
   for (int i = 0; i < VECTORS; i++) if (tid + i * THREADS < vectors) {
     const int c = (tid + i * THREADS) * 8;
     float f[8] = {};
-    if (counted) { unpack8(v[i], f); softmax_gradient(f, all.top, shift, whole, target - c); }
+    if (counted) { unpack8(v[i], f); softmax_gradient(f, all, factor, target - c); }
     store8(d + row + c, f);
   }
 }
@@ -176,16 +168,16 @@ KERNEL __launch_bounds__(256) cross_entropy_read(const store_t* logits, store_t*
   const Softmax all = joined<GROUP / 32>(mine);
   if (at.lane == 0) losses[at.row] = logf(all.sum) + (all.top - own);
   if (!d) return;
-  const float shift = lg2(whole) - lg2(all.sum);
+  const float factor = whole * rcp(all.sum);
   along(x, alike(x, d), V, at.lane,
         [&](int c) {
           float f[8]; load8b(x + c, bias ? bias + c : bias, f);
-          softmax_gradient(f, all.top, shift, whole, target - c);
+          softmax_gradient(f, all, factor, target - c);
           store8(d + c, f);
         },
         [&](int c) {
-          const float f = ex2((load1b(x, bias, c) - all.top) * LOG2E + shift);
-          store1(d + c, c == target ? f - whole : f);
+          const float f = power(load1b(x, bias, c), all.top);
+          store1(d + c, (c == target ? f - all.sum : f) * factor);
         });
 }
 EXPORT(cross_entropy_read)

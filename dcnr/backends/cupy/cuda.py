@@ -278,10 +278,7 @@ class CudaDevice:
     def _module(self, source: str, defines: tuple[str, ...]) -> Any:
         if (source, *defines) not in self._modules:
             module = cupy.cuda.function.Module()
-            try:
-                module.load(load_cubin(source, defines, self._architecture))
-            except driver.CUDADriverError:  # a file of the cache that was cut off, perhaps
-                module.load(load_cubin(source, defines, self._architecture, again=True))
+            module.load(load_cubin(source, defines, self._architecture))
             self._modules[(source, *defines)] = module
         return self._modules[(source, *defines)]
 

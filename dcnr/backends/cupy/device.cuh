@@ -2,6 +2,9 @@
 // No CUDA header is included, so that NVRTC needs no toolkit. Compiled with -DEMULATED, the CPU emulator of the tests takes their place.
 // STORAGE says what arrays hold: 1 float16, 2 bfloat16, 3 float32. Arithmetic and sums are float32.
 #pragma once
+#ifndef STORAGE
+#define STORAGE 1
+#endif
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef unsigned short u16;
@@ -71,12 +74,43 @@ DI void sts4(u32 a, u32 v) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(a), "r
 DI void sts16(u32 a, V4 v) { asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(a), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)); }
 #endif
 
-// --- what arrays hold ---
+// --- numbers that are STORED in a way known at compilation: 1 float16, 2 bfloat16, 3 float32 ---
+template <int STORED> DI float2 unpack_pair(u32 v) {
+  if (STORED != 2) return unpack_half2(v);
+  float2 f; f.x = bits_float(v << 16); f.y = bits_float(v & 0xffff0000u);
+  return f;
+}
+template <int STORED> DI float load1_of(const void* p, u64 at) { return STORED == 3 ? ((const float*)p)[at] : unpack_pair<STORED>(((const u16*)p)[at]).x; }
+
+// four and eight neighbours, at a 16-byte boundary
+DI V4 bits4(const float* f) { V4 v; v.x = float_bits(f[0]); v.y = float_bits(f[1]); v.z = float_bits(f[2]); v.w = float_bits(f[3]); return v; }
+DI void floats4(const V4& v, float* f) { f[0] = bits_float(v.x); f[1] = bits_float(v.y); f[2] = bits_float(v.z); f[3] = bits_float(v.w); }
+DI void load4f(const float* p, float* f) { floats4(ldg16(p), f); }
+DI void store4f(float* p, const float* f) { stg16(p, bits4(f)); }
+DI void load8f(const float* p, float* f) {
+  const V4 a = ldg16(p), b = ldg16(p + 4);
+  floats4(a, f); floats4(b, f + 4);
+}
+DI void store8f(float* p, const float* f) { store4f(p, f); store4f(p + 4, f + 4); }
+template <int STORED> DI void floats8(const V4& v, float* f) {  // of 16 bits each
+  const float2 a = unpack_pair<STORED>(v.x), b = unpack_pair<STORED>(v.y), c = unpack_pair<STORED>(v.z), d = unpack_pair<STORED>(v.w);
+  f[0] = a.x; f[1] = a.y; f[2] = b.x; f[3] = b.y; f[4] = c.x; f[5] = c.y; f[6] = d.x; f[7] = d.y;
+}
+template <int STORED> DI void load8_of(const void* p, float* f) {
+  if (STORED == 3) load8f((const float*)p, f);
+  else floats8<STORED>(ldg16(p), f);
+}
+
+// --- what arrays hold; V8 is eight neighbours as loaded: unpack later, so that several loads are in flight ---
 #if STORAGE == 3
 typedef float store_t;
-DI float load1(const store_t* p) { return *p; }
 DI void store1(store_t* p, float f) { *p = f; }
 DI float round_store(float f) { return f; }
+struct V8 { V4 a, b; };
+DI V8 fetch8(const store_t* p) { V8 v; v.a = ldg16(p); v.b = ldg16(p + 4); return v; }
+DI void unpack8(const V8& v, float* f) { floats4(v.a, f); floats4(v.b, f + 4); }
+DI V8 pack8(const float* f) { V8 v; v.a = bits4(f); v.b = bits4(f + 4); return v; }
+DI void put8(store_t* p, const V8& v) { stg16(p, v.a); stg16(p + 4, v.b); }
 #else
 typedef u16 store_t;
 #if STORAGE == 2
@@ -89,49 +123,25 @@ DI u32 pack2(float lo, float hi) {  // to nearest even, as cvt.rn.bf16x2.f32
   u32 r; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo)); return r;
 #endif
 }
-DI float2 unpack2(u32 v) { float2 f; f.x = bits_float(v << 16); f.y = bits_float(v & 0xffff0000u); return f; }
+DI float2 unpack2(u32 v) { return unpack_pair<2>(v); }
 #else
 DI u32 pack2(float lo, float hi) { return pack_half2(lo, hi); }
-DI float2 unpack2(u32 v) { return unpack_half2(v); }
+DI float2 unpack2(u32 v) { return unpack_pair<1>(v); }
 #endif
-DI float load1(const store_t* p) { return unpack2((u32)*p).x; }
 DI void store1(store_t* p, float f) { *p = (u16)(pack2(f, 0.f) & 0xffffu); }
 DI float round_store(float f) { return unpack2(pack2(f, 0.f)).x; }
-#endif
-
-// eight neighbours, at a 16-byte boundary
-DI void load8f(const float* p, float* f) {
-  const V4 a = ldg16(p), b = ldg16(p + 4);
-  f[0] = bits_float(a.x); f[1] = bits_float(a.y); f[2] = bits_float(a.z); f[3] = bits_float(a.w);
-  f[4] = bits_float(b.x); f[5] = bits_float(b.y); f[6] = bits_float(b.z); f[7] = bits_float(b.w);
-}
-DI void store8f(float* p, const float* f) {
-  V4 a, b;
-  a.x = float_bits(f[0]); a.y = float_bits(f[1]); a.z = float_bits(f[2]); a.w = float_bits(f[3]);
-  b.x = float_bits(f[4]); b.y = float_bits(f[5]); b.z = float_bits(f[6]); b.w = float_bits(f[7]);
-  stg16(p, a); stg16(p + 4, b);
-}
-#if STORAGE == 3
-struct V8 { V4 a, b; };  // as loaded: unpack later, so that several loads are in flight
-DI V8 fetch8(const store_t* p) { V8 v; v.a = ldg16(p); v.b = ldg16(p + 4); return v; }
-DI void unpack8(const V8& v, float* f) {
-  f[0] = bits_float(v.a.x); f[1] = bits_float(v.a.y); f[2] = bits_float(v.a.z); f[3] = bits_float(v.a.w);
-  f[4] = bits_float(v.b.x); f[5] = bits_float(v.b.y); f[6] = bits_float(v.b.z); f[7] = bits_float(v.b.w);
-}
-DI void store8(store_t* p, const float* f) { store8f(p, f); }
-#else
 typedef V4 V8;
 DI V8 fetch8(const store_t* p) { return ldg16(p); }
-DI void unpack8(const V8& v, float* f) {
-  const float2 a = unpack2(v.x), b = unpack2(v.y), c = unpack2(v.z), d = unpack2(v.w);
-  f[0] = a.x; f[1] = a.y; f[2] = b.x; f[3] = b.y; f[4] = c.x; f[5] = c.y; f[6] = d.x; f[7] = d.y;
+DI void unpack8(const V8& v, float* f) { floats8<STORAGE>(v, f); }
+DI V8 pack8(const float* f) {
+  V8 v; v.x = pack2(f[0], f[1]); v.y = pack2(f[2], f[3]); v.z = pack2(f[4], f[5]); v.w = pack2(f[6], f[7]);
+  return v;
 }
-DI void store8(store_t* p, const float* f) {
-  V4 v; v.x = pack2(f[0], f[1]); v.y = pack2(f[2], f[3]); v.z = pack2(f[4], f[5]); v.w = pack2(f[6], f[7]);
-  stg16(p, v);
-}
+DI void put8(store_t* p, const V8& v) { stg16(p, v); }
 #endif
+DI float load1(const store_t* p) { return load1_of<STORAGE>(p, 0); }
 DI void load8(const store_t* p, float* f) { unpack8(fetch8(p), f); }
+DI void store8(store_t* p, const float* f) { put8(p, pack8(f)); }
 
 // --- sums over a warp, always in the same order ---
 DI float warp_sum(float v) {

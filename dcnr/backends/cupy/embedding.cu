@@ -17,29 +17,14 @@ typedef long long i64;
 
 // --- forward -----------------------------------------------------------------------------------------------------------------------
 
-// up to eight elements at `at` of an array that holds KIND (as STORAGE); what lies beyond `left` is 0
-template <int KIND> DI float element(const void* p, u64 at) {
-  if (KIND == 3) return ((const float*)p)[at];
-  const u16 bits = ((const u16*)p)[at];
-  return KIND == 2 ? bits_float((u32)bits << 16) : half_to_float(bits);
-}
-template <int KIND> DI void read8(const void* p, u64 at, int left, float* f) {
-  if (!ALIGNED) {
+// eight numbers at `at`, or `left` of them and zeros
+template <int STORED> DI void read8(const void* p, u64 at, int left, float* f) {
+#if ALIGNED
+  load8_of<STORED>((const char*)p + at * (STORED == 3 ? 4 : 2), f);
+#else
 #pragma unroll
-    for (int e = 0; e < 8; e++) f[e] = e < left ? element<KIND>(p, at + e) : 0.f;
-  } else if (KIND == 3) {
-    load8f((const float*)p + at, f);
-  } else {
-    const V4 v = ldg16((const u16*)p + at);
-    const u32 w[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      float2 t;
-      if (KIND == 1) t = unpack_half2(w[i]);
-      else { t.x = bits_float(w[i] << 16); t.y = bits_float(w[i] & 0xffff0000u); }
-      f[2 * i] = t.x; f[2 * i + 1] = t.y;
-    }
-  }
+  for (int e = 0; e < 8; e++) f[e] = e < left ? load1_of<STORED>(p, at + e) : 0.f;
+#endif
 }
 DI void write8(store_t* p, int left, const float* f) {
 #if ALIGNED

@@ -4,7 +4,7 @@
 #include "device.cuh"
 
 #if GROUP == 8
-typedef V8 Raw;  // as loaded: unpack later, so that several loads are in flight
+typedef V8 Raw;
 DI Raw fetch_group(const store_t* p) { return fetch8(p); }
 DI void unpack_group(const Raw& v, float* f) { unpack8(v, f); }
 DI void store_group(store_t* p, const float* f) { store8(p, f); }
@@ -16,47 +16,29 @@ DI void store_group(store_t* p, const float* f) { store1(p, f[0]); }
 #endif
 DI void load_group(const store_t* p, float* f) { unpack_group(fetch_group(p), f); }
 DI void store_rounded(store_t* p, float* f) {  // and leave in `f` what was stored
-#if GROUP == 8 && STORAGE != 3
-  V4 v; v.x = pack2(f[0], f[1]); v.y = pack2(f[2], f[3]); v.z = pack2(f[4], f[5]); v.w = pack2(f[6], f[7]);
-  stg16(p, v);
+#if GROUP == 8
+  const V8 v = pack8(f);
+  put8(p, v);
   unpack8(v, f);
 #else
-  store_group(p, f);
-#pragma unroll
-  for (int e = 0; e < GROUP; e++) f[e] = round_store(f[e]);
+  f[0] = round_store(f[0]);
+  store1(p, f[0]);
 #endif
 }
 
 #ifdef PARAMETER
 #if PARAMETER == 3
 typedef float param_t;
-DI void load_parameters(const param_t* p, float* f) {
-#if GROUP == 8
-  load8f(p, f);
-#else
-  f[0] = *p;
-#endif
-}
 #else
 typedef u16 param_t;
-DI float2 unpack_parameters(u32 v) {
-#if PARAMETER == 2
-  float2 f; f.x = bits_float(v << 16); f.y = bits_float(v & 0xffff0000u);
-  return f;
-#else
-  return unpack_half2(v);
 #endif
-}
 DI void load_parameters(const param_t* p, float* f) {
 #if GROUP == 8
-  const V4 v = ldg16(p);
-  const float2 a = unpack_parameters(v.x), b = unpack_parameters(v.y), c = unpack_parameters(v.z), d = unpack_parameters(v.w);
-  f[0] = a.x; f[1] = a.y; f[2] = b.x; f[3] = b.y; f[4] = c.x; f[5] = c.y; f[6] = d.x; f[7] = d.y;
+  load8_of<PARAMETER>(p, f);
 #else
-  f[0] = unpack_parameters((u32)*p).x;
+  f[0] = load1_of<PARAMETER>(p, 0);
 #endif
 }
-#endif
 // those of `p`, or zeros
 DI void load_optional(const param_t* p, u64 at, float* f) {
 #pragma unroll

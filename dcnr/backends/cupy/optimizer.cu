@@ -157,10 +157,8 @@ DI void sgd(const Step& s, float g, float& w, float& m, bool momentum) {
 DI u32 pack_low(int kind, float a, float b) { return kind == 2 ? pack2(a, b) : pack_half2(a, b); }
 struct alignas(8) V2 { u32 x, y; };
 DI void store4_low(const Piece& p, int i, const float* w) {
-  V4 whole;
   if (p.low_kind == 3) {
-    whole.x = float_bits(w[0]); whole.y = float_bits(w[1]); whole.z = float_bits(w[2]); whole.w = float_bits(w[3]);
-    stg16((float*)p.low + 4 * i, whole);
+    store4f((float*)p.low + 4 * i, w);
   } else if (p.low_kind) {
     V2 half;
     half.x = pack_low(p.low_kind, w[0], w[1]); half.y = pack_low(p.low_kind, w[2], w[3]);
@@ -172,16 +170,6 @@ DI void store1_low(const Piece& p, int i, float w) {
   else if (p.low_kind) ((u16*)p.low)[i] = (u16)pack_low(p.low_kind, w, 0.f);
 }
 
-DI void load4(const float* p, int i, float* f) {
-  const V4 v = ldg16(p + 4 * i);
-  f[0] = bits_float(v.x); f[1] = bits_float(v.y); f[2] = bits_float(v.z); f[3] = bits_float(v.w);
-}
-DI void store4(float* p, int i, const float* f) {
-  V4 v;
-  v.x = float_bits(f[0]); v.y = float_bits(f[1]); v.z = float_bits(f[2]); v.w = float_bits(f[3]);
-  stg16(p + 4 * i, v);
-}
-
 template <bool ADAM> DI void update1(const Step& s, float g, float& w, float& m, float& v, bool momentum) {
   if (ADAM) adam(s, g, w, m, v);
   else sgd(s, g, w, m, momentum);
@@ -191,15 +179,15 @@ template <bool ADAM> DI void update_piece(const Piece& p, const Step& s) {
   const bool momentum = ADAM || p.m;
   for (int i = tid; i < vectors; i += 256) {
     float g[4], w[4], m[4] = {}, v[4] = {};
-    load4(p.gradient, i, g);
-    load4(p.master, i, w);
-    if (momentum) load4(p.m, i, m);
-    if (ADAM) load4(p.v, i, v);
+    load4f(p.gradient + 4 * i, g);
+    load4f(p.master + 4 * i, w);
+    if (momentum) load4f(p.m + 4 * i, m);
+    if (ADAM) load4f(p.v + 4 * i, v);
 #pragma unroll
     for (int e = 0; e < 4; e++) update1<ADAM>(s, g[e], w[e], m[e], v[e], momentum);
-    store4(p.master, i, w);
-    if (momentum) store4(p.m, i, m);
-    if (ADAM) store4(p.v, i, v);
+    store4f(p.master + 4 * i, w);
+    if (momentum) store4f(p.m + 4 * i, m);
+    if (ADAM) store4f(p.v + 4 * i, v);
     store4_low(p, i, w);
   }
   for (int i = 4 * vectors + tid; i < (int)p.size; i += 256) {

@@ -139,14 +139,15 @@ def test_columns_are_summed(device: EmulatedDevice, rows: int, columns: int, dty
     assert_close(get(into[2]), sums + draw(columns, seed=1), "float32")
 
 
+@pytest.mark.parametrize("fill", [-1e30, -1e39])
 @pytest.mark.parametrize("dtype", STORED, ids=str)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7, 7), (2, 2, 5, 9), (2, 40, 16), (2, 3, 264)])
-def test_what_lies_above_the_diagonal_is_filled(device: EmulatedDevice, shape: tuple[int, ...], dtype: Dtype) -> None:
+def test_what_lies_above_the_diagonal_is_filled(device: EmulatedDevice, shape: tuple[int, ...], dtype: Dtype, fill: float) -> None:
     """Rounded as storage does it: a number out of reach is infinite."""
     x = draw(*shape, dtype=dtype)
     with np.errstate(over="ignore"):
-        wanted = np.where(np.tri(shape[-2], shape[-1], dtype=np.bool_), x, np.float32(-1e30).astype(dtype))
-    assert np.array_equal(get(arrays.causal_mask(device, put(device, x), -1e30)), wanted)
+        wanted = np.where(np.tri(shape[-2], shape[-1], dtype=np.bool_), x, np.float32(fill).astype(dtype))
+    assert np.array_equal(get(arrays.causal_mask(device, put(device, x), fill)), wanted)
 
 
 def test_numbers_that_change_from_step_to_step(device: EmulatedDevice) -> None:

@@ -15,6 +15,7 @@ from dcnr.backends.cupy import cost
 from dcnr.backends.cupy.array import DeviceArray, Dtype
 from dcnr.backends.dtypes import precision_of
 from dcnr.backends.load import load_backend
+from dcnr.errors import InvariantError
 from tests.backends.cupy.dry import DryDevice
 from tests.backends.cupy.emulator.device import EmulatedDevice, get, put
 from tests.tolerances import assert_close
@@ -131,6 +132,29 @@ def test_ignored_rows_cost_nothing(of: Callable[..., Result], width: int) -> Non
     loss, gradient = in_both_orders(lambda device: of(device, put(device, x), put(device, np.array([-1, -2, -(2**40)])), *factors(device)))
     assert loss == 0
     assert not gradient.any()
+
+
+@pytest.mark.parametrize("weight", [-0.25, 0.0, np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("width", [33, 2048])
+@pytest.mark.parametrize("of", COSTS)
+def test_weights_of_every_kind(of: Callable[..., Result], width: int, weight: float) -> None:
+    """Negative ones turn the gradient around, none makes it nothing, and what is not finite shows where it does in the definition."""
+    x, targets = np.abs(logits(5, width, FLOAT16)) / 4 + np.float16(0.01), ids(5, width)
+    loss, gradient = in_both_orders(lambda device: of(device, put(device, x), put(device, targets), *factors(device, weight)))
+    wanted_loss, wanted = getattr(NUMPY, of.__name__)(x, targets, weight, GRAD_SCALE)
+    if np.isfinite(weight):
+        check((loss, gradient), (wanted_loss, wanted), FLOAT16)
+    else:
+        np.testing.assert_array_equal(loss, wanted_loss)
+        np.testing.assert_array_equal(gradient, wanted)
+
+
+@pytest.mark.parametrize("of", COSTS)
+def test_ids_of_another_dtype_are_a_bug(of: Callable[..., Result]) -> None:
+    """Kernels would read them as int64."""
+    device = EmulatedDevice()
+    with pytest.raises(InvariantError, match="int32"):
+        of(device, put(device, logits(3, 8, FLOAT16)), put(device, np.zeros(3, np.int32)), *factors(device))
 
 
 @pytest.mark.parametrize("width", [5, 2048])

@@ -58,14 +58,15 @@ def test_the_same_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("sources")
-def test_what_is_of_no_use_is_written_over(cache: Path) -> None:
-    """A file that was cut off, when the driver has refused it."""
+def test_what_was_cut_off_is_compiled_again(cache: Path) -> None:
+    """And written over, so that the next process finds a whole one."""
     whole = compiling.load_cubin("set", (), "sm_80")
     (kept,) = cache.iterdir()
-    kept.write_bytes(whole[:100])
-    assert compiling.load_cubin("set", (), "sm_80") == whole[:100]
-    assert compiling.load_cubin("set", (), "sm_80", again=True) == whole
-    assert kept.read_bytes() == whole
+    written = kept.read_bytes()
+    for broken in (written[:100], written[:-1], b""):
+        kept.write_bytes(broken)
+        assert compiling.load_cubin("set", (), "sm_80") == whole
+        assert kept.read_bytes() == written
 
 
 def test_whatever_it_depends_on_makes_another(sources: Path, cache: Path) -> None:

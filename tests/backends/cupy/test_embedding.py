@@ -11,6 +11,7 @@ from dcnr.backends.cupy import embedding
 from dcnr.backends.cupy.array import Dtype
 from dcnr.backends.dtypes import precision_of
 from dcnr.backends.load import load_backend
+from dcnr.errors import InvariantError
 from tests.backends.cupy.emulator.device import EmulatedDevice, get, put
 from tests.tolerances import assert_close
 
@@ -126,6 +127,15 @@ def test_no_rows_have_no_gradient() -> None:
     embedding.embedding_backward(device, none, nobody, into, positions, False)
     assert not get(into).any()
     assert not get(positions).any()
+
+
+def test_ids_of_another_dtype_are_a_bug() -> None:
+    """Kernels would read them as int64."""
+    device, ids = EmulatedDevice(), np.zeros((1, 4), np.int32)
+    with pytest.raises(InvariantError, match="int32"):
+        embedding.embedding(device, put(device, ids), put(device, draw(5, 8)), None, "float16")
+    with pytest.raises(InvariantError, match="int32"):
+        embedding.embedding_backward(device, put(device, draw(1, 4, 8)), put(device, ids), put(device, draw(5, 8)), None, False)
 
 
 @pytest.mark.parametrize("kind", ["uniform", "zipf", "one"])

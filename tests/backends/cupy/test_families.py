@@ -72,7 +72,7 @@ def test_every_operation_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = CupyBackend(EmulatedDevice(90))
     for operation in SMALL.values():
         on_host(backend, operation(Given(backend, "float16")))
-    assert wanted - called == {"memory", "recording", "set_scalars", "synchronize"}
+    assert wanted - called == {"ipc", "memory", "recording", "set_scalars", "synchronize"}
 
 
 def _noted(called: set[str], name: str) -> object:
