@@ -175,9 +175,7 @@ class Execution:
             recording = self._backend.recording(earlier)
             if recording is None:
                 return self._made(run, job)
-            inputs = tuple(
-                self._backend.from_host(x) if e.from_host else x for x, e in zip(job.inputs, run.program.routes.inputs, strict=True)
-            )
+            inputs = tuple(map(self._on_device, job.inputs))
             replay = run.replays[job.micro] = _Replay(recording, inputs, _Made((), (), ()))
         else:
             for place, given in zip(replay.inputs, job.inputs, strict=True):

@@ -50,14 +50,15 @@ def info_of(name: str, memory: int = GIB) -> PNodeInfo:
 
 @asynccontextmanager
 async def agents(
-    broker: MemoryBroker, backend: Backend, infos: Sequence[PNodeInfo], threads: int = 2
+    broker: MemoryBroker, backend: Backend | Callable[[], Backend], infos: Sequence[PNodeInfo], threads: int = 2
 ) -> AsyncIterator[dict[PNodeId, Shell]]:
-    """Run an agent per info; at the end each says good-bye and is gone."""
+    """Run an agent per info, on one backend or each on its own; at the end each says good-bye and is gone."""
 
     async def connect(_purpose: str) -> Bus:
         return broker.connect()
 
-    shells = {info.pnode: Shell(info, backend, MonotonicClock(), threads) for info in infos}
+    backends = [backend() if callable(backend) else backend for _ in infos]
+    shells = {info.pnode: Shell(info, own, MonotonicClock(), threads) for info, own in zip(infos, backends, strict=True)}
     ready = [asyncio.Event() for _ in infos]
     async with asyncio.TaskGroup() as group:
         for shell, event in zip(shells.values(), ready, strict=True):
