@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from dcnr.backends.cupy import arrays, copies
+from dcnr.backends.cupy import arrays
 
 if TYPE_CHECKING:
     from dcnr.backends.cupy.cuda import CudaDevice
@@ -40,6 +40,8 @@ def test_memory_of_a_fetch_is_used_again(device: CudaDevice) -> None:
 
 def test_much_goes_in_pieces(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays of all sizes, cut anywhere; the device needs room for two pieces, and later work does no harm."""
+    from dcnr.backends.cupy import copies  # imports CuPy
+
     monkeypatch.setattr(copies, "PIECE", 1 << 20)
     draw = np.random.default_rng(0)
     hosts = [draw.integers(0, 255, size, np.uint8) for size in (0, 1, 255, 257, 3 << 20, (1 << 20) - 256, 5, (9 << 20) + 7, 40 << 20)]
