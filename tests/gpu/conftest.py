@@ -1,4 +1,4 @@
-"""One GPU for the whole session; where there is none, everything here is skipped and says why, or fails if it was asked for by `-m gpu`."""
+"""One GPU for the whole session. Where there is none, everything here is left out and a line says why; `-m gpu` makes it fail."""
 
 from __future__ import annotations
 
@@ -15,15 +15,36 @@ if TYPE_CHECKING:
     from dcnr.backends.cupy.cuda import CudaDevice
 
 
-@pytest.fixture(scope="session")
-def device(request: pytest.FixtureRequest) -> CudaDevice:
-    """The first one."""
+def why_not(config: pytest.Config) -> str | None:
+    """Why these tests cannot run; None if they can, or must."""
+    if config.getoption("markexpr") == "gpu":
+        return None
     try:
         probe.usable(0)
     except BackendUnavailable as error:
-        if request.config.getoption("markexpr") == "gpu":
-            raise
-        pytest.skip(str(error))
+        return str(error)
+    return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what cannot run, without a line for each."""
+    if why_not(config) is not None:
+        here = [item for item in items if item.get_closest_marker("gpu") is not None]
+        config.hook.pytest_deselected(items=here)
+        out = set(here)
+        items[:] = [item for item in items if item not in out]
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> str:
+    """One line for all of them."""
+    why = why_not(config)
+    return "" if why is None else f"tests/gpu are left out: {why}"
+
+
+@pytest.fixture(scope="session")
+def device() -> CudaDevice:
+    """The first one. Raises `BackendUnavailable` where there is none."""
+    probe.usable(0)
     from dcnr.backends.cupy.cuda import CudaDevice
 
     return CudaDevice(0)
