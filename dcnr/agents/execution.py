@@ -146,7 +146,7 @@ class Execution:
         run = self._segments[job.segment]
         self._set_numbers(run, job)
         whole = job.inputs is not None and (job.gradients is not None or not run.program.routes.backward)
-        made = self._replayed(run, job) if whole and not self._backend.runs_shards else self._made(run, job)
+        made = self._issue_recorded(run, job) if whole and not self._backend.runs_shards else self._issue(run, job)
         first, last = micro_rows(self._deploy.batch, self._deploy.micro_batches, job.micro)
         shards = len(_cut(last - first, self._shards))
         run.written_forward = max(run.written_forward, shards * (job.inputs is not None))
@@ -166,7 +166,7 @@ class Execution:
             for (at, _, _), weight in zip(run.program.weighted, scalars[1:], strict=False):  # none, without a forward
                 envs[at].weight = weight
 
-    def _replayed(self, run: SegmentRun, job: Pass) -> _Made:
+    def _issue_recorded(self, run: SegmentRun, job: Pass) -> _Made:
         """The pass as one piece of work: its inputs are copied to where they lay when it was recorded."""
         assert job.inputs is not None
         replay = run.replays.get(job.micro)
@@ -174,7 +174,7 @@ class Execution:
             earlier = next((known.recording for known in run.replays.values()), None)  # micro-batches run in order
             recording = self._backend.recording(earlier)
             if recording is None:
-                return self._made(run, job)
+                return self._issue(run, job)
             inputs = tuple(map(self._on_device, job.inputs))
             replay = run.replays[job.micro] = _Replay(recording, inputs, _Made((), (), ()))
         else:
@@ -182,12 +182,12 @@ class Execution:
                 self._backend.copy_into(place, self._on_device(given))
 
         def work() -> None:
-            replay.made = self._made(run, replace(job, inputs=replay.inputs))
+            replay.made = self._issue(run, replace(job, inputs=replay.inputs))
 
         replay.recording.run(work)
         return replay.made
 
-    def _made(self, run: SegmentRun, job: Pass) -> _Made:
+    def _issue(self, run: SegmentRun, job: Pass) -> _Made:
         """Issue the work of a pass."""
         first, last = micro_rows(self._deploy.batch, self._deploy.micro_batches, job.micro)
         shards = _cut(last - first, self._shards)

@@ -26,7 +26,7 @@ from dcnr.optim.update import StepNumbers
 
 
 class Runner:
-    """`emit` gets the events, on the compute thread. `threads` is how many row shards may run at once."""
+    """`emit` gets the events, on the compute thread or the one that waits for the device. `threads`: row shards that run at once."""
 
     def __init__(self, backend: Backend, emit: Callable[[JobEvent], None], threads: int) -> None:
         self._backend = backend

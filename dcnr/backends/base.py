@@ -177,7 +177,10 @@ class Backend(Protocol):
 
     @property
     def runs_shards(self) -> bool:
-        """Whether a micro-batch should be cut into row shards that run in threads (CPU) or run whole (GPU)."""
+        """Whether a micro-batch is cut into row shards that run in threads, and results are there when a call returns (CPU).
+
+        Otherwise it runs whole, and calls only issue work (GPU).
+        """
         ...
 
     def memory(self) -> DeviceMemory:

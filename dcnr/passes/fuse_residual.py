@@ -27,8 +27,8 @@ def _merge(graph: Graph, total: GraphNode) -> Merge | None:
     """The largest merge around the sum `total`."""
     if total.type != "dropout_add" and (total.type != "add" or len(total.inputs) != 2):
         return None
-    end = next(_ends(graph, total), None)
-    if end is None or not _fit(graph, [total, *end]):
+    end = next((end for end in _ends(graph, total) if _fit(graph, [total, *end])), None)
+    if end is None:
         return None
     linear = _linear_before(graph, total)
     members = [total, *end] if linear is None or not _fit(graph, [linear, total, *end]) else [linear, total, *end]

@@ -94,6 +94,18 @@ def run_whole(bench: Bench) -> tuple[float, dict[NodeId, dict[str, HostArray]]]:
 
 
 RECOMPUTED = in_groups(TINY, True)
+
+
+def assert_same_bits(bench: Bench) -> None:
+    """The program's loss and parameter gradients are those of its nodes run one by one."""
+    loss, gradients = bench.plain()
+    found_loss, found = run_whole(bench)
+    assert found_loss == loss
+    for name, expected in gradients.items():
+        for parameter, gradient in expected.items():
+            np.testing.assert_array_equal(found[name][parameter], gradient, err_msg=f"{name}.{parameter}")
+
+
 HALF = TINY.replace("name: tiny", "name: tiny\nprecision: fp16")
 MIXED = HALF.replace("{in_dim: 8, out_dim: 16}", "{in_dim: 8, out_dim: 16, precision: fp32}")
 
@@ -102,26 +114,14 @@ MIXED = HALF.replace("{in_dim: 8, out_dim: 16}", "{in_dim: 8, out_dim: 16, preci
 @pytest.mark.parametrize("text", [TINY, MIXED, NORMED], ids=["float32", "mixed", "normed"])
 def test_a_program_equals_its_nodes_one_by_one(text: str, fuse: bool) -> None:
     """Loss and every parameter gradient, bit for bit, also where neighbours differ in precision."""
-    bench = Bench(graph_of(text, fuse))
-    loss, gradients = bench.plain()
-    found_loss, found = run_whole(bench)
-    assert found_loss == loss
-    for name, expected in gradients.items():
-        for parameter, gradient in expected.items():
-            np.testing.assert_array_equal(found[name][parameter], gradient, err_msg=f"{name}.{parameter}")
+    assert_same_bits(Bench(graph_of(text, fuse)))
 
 
 @pytest.mark.parametrize("fuse", [False, True], ids=["plain", "fused"])
 @pytest.mark.parametrize("text", [RECOMPUTED, in_groups(MIXED, True)], ids=["float32", "mixed"])
 def test_what_is_recomputed_has_the_same_bits(text: str, fuse: bool) -> None:
     """Loss and every parameter gradient of a program with blocks, dropout inside, equal those of the nodes one by one."""
-    bench = Bench(graph_of(text, fuse))
-    loss, gradients = bench.plain()
-    found_loss, found = run_whole(bench)
-    assert found_loss == loss
-    for name, expected in gradients.items():
-        for parameter, gradient in expected.items():
-            np.testing.assert_array_equal(found[name][parameter], gradient, err_msg=f"{name}.{parameter}")
+    assert_same_bits(Bench(graph_of(text, fuse)))
 
 
 def test_a_block_keeps_only_what_enters_it() -> None:
