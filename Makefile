@@ -29,7 +29,12 @@ demo: $(RUN)  ## a whole cluster, a network and a text sample, in a few minutes
 	@$(BIN)/dcnr demo
 
 test: check  ## everything: style, types, the whole suite
-	$(BIN)/python -m pytest
+	@mkdir -p build
+	@# the kernels of the GPU, run by the CPU, need no server and no timing: they go beside everything else
+	@$(BIN)/python -m pytest -p no:cacheprovider tests/backends/cupy >build/kernels.log 2>&1 & kernels=$$!; \
+	trap 'kill $$kernels' INT TERM; \
+	$(BIN)/python -m pytest --ignore=tests/backends/cupy; rest=$$?; \
+	wait $$kernels; kernels=$$?; cat build/kernels.log; test $$rest -eq 0 && test $$kernels -eq 0
 
 test-gpu: $(DEV)  ## what needs an NVIDIA GPU (first: .venv/bin/pip install -e '.[cuda13]', or cuda12)
 	$(BIN)/python -m pytest -m gpu tests/gpu
