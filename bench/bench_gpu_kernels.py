@@ -34,8 +34,8 @@ UNITS = {FLOP: 1e12, BYTES: 1e9}
 DIM, HEADS = 512, 8
 RATE = 0.1
 EPS = 1e-5
-COPY_BYTES, SQUARE = 1 << 30, 8192
-"""Sizes of the ceilings on a GPU."""
+COPY_BYTES, COPY_WIDTH, SQUARE = 1 << 30, 4096, 8192
+"""Sizes of the ceilings on a GPU: bytes and columns of the copy, rows and columns of the product."""
 PARAMETERS = 45_000_000
 SETS = 4
 """Of arrays; together they are larger than the cache."""
@@ -315,7 +315,7 @@ def ceilings(bench: Bench, seconds: float) -> dict[str, float]:
     """Units a second of a large copy and of a large product."""
     large = bench.rows > 1 << 15
     count, square = (COPY_BYTES // bench.size, SQUARE) if large else (1 << 20, 256)
-    source, x, w = bench.normal(count), bench.normal(square, square), bench.normal(square, square)
+    source, x, w = bench.normal(count // COPY_WIDTH, COPY_WIDTH), bench.normal(square, square), bench.normal(square, square)
     copy_ms = milliseconds(bench.backend, lambda: lambda: bench.backend.activate("relu", source), seconds)
     product_ms = milliseconds(bench.backend, lambda: lambda: bench.backend.linear(x, w, None), seconds)
     return {BYTES: 2.0 * count * bench.size / copy_ms / 1e6, FLOP: 2.0 * square**3 / product_ms / 1e9}
