@@ -1,4 +1,4 @@
-"""Where things are: the NATS server and the data directory; and which fast paths are switched off.
+"""Where things are: the NATS server, the data directory and the storage of checkpoints; and which fast paths are switched off.
 
 The option of a command wins over the environment, which wins over the default.
 """
@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from dcnr.errors import UserError
 
@@ -17,10 +18,11 @@ DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What every process needs to know before it can talk or write."""
+    """What every process needs to know before it can talk or write. `storage` is a URL."""
 
     nats_url: str
     data_dir: Path
+    storage: str
 
     @property
     def tokenizers(self) -> Path:
@@ -43,11 +45,14 @@ class Config:
         return self.data_dir / "nats"
 
 
-def resolve(environ: Mapping[str, str], data_dir: str | Path | None = None, nats_url: str | None = None) -> Config:
-    """The configuration under `environ` (NATS_URL, DCNR_DATA_DIR); the other two are a command's options."""
+def resolve(
+    environ: Mapping[str, str], data_dir: str | Path | None = None, nats_url: str | None = None, storage: str | None = None
+) -> Config:
+    """The configuration under `environ` (NATS_URL, DCNR_DATA_DIR, DCNR_STORAGE); the other three are a command's options."""
     home = Path(environ.get("HOME") or Path.home())
-    chosen = data_dir or environ.get("DCNR_DATA_DIR") or home / ".dcnr"
-    return Config(nats_url or environ.get("NATS_URL") or DEFAULT_NATS_URL, Path(chosen).expanduser().absolute())
+    folder = Path(data_dir or environ.get("DCNR_DATA_DIR") or home / ".dcnr").expanduser().absolute()
+    kept = storage or environ.get("DCNR_STORAGE") or f"file://{quote(str(folder))}"
+    return Config(nats_url or environ.get("NATS_URL") or DEFAULT_NATS_URL, folder, kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,6 @@ def environment() -> Mapping[str, str]:
     return os.environ
 
 
-def from_environment(data_dir: str | Path | None = None, nats_url: str | None = None) -> Config:
+def from_environment(data_dir: str | Path | None = None, nats_url: str | None = None, storage: str | None = None) -> Config:
     """`resolve` under the environment of this process."""
-    return resolve(os.environ, data_dir, nats_url)
+    return resolve(os.environ, data_dir, nats_url, storage)

@@ -14,6 +14,8 @@ SessionId = NewType("SessionId", str)
 
 Epoch = NewType("Epoch", int)
 """Number of an assignment; it only grows, and messages of an older one are dropped."""
+NEVER = Epoch(0)
+"""Before every epoch: of what was never deployed."""
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 ID_RULE = "1 to 64 letters, digits, '_' or '-'"

@@ -15,6 +15,7 @@ def test_defaults() -> None:
     config = resolve({"HOME": "/home/u"})
     assert config.data_dir == Path("/home/u/.dcnr")
     assert config.nats_url == DEFAULT_NATS_URL
+    assert config.storage == "file:///home/u/.dcnr"
 
 
 def test_the_environment_is_followed_and_options_win() -> None:
@@ -24,7 +25,15 @@ def test_the_environment_is_followed_and_options_win() -> None:
     assert resolve(environ).nats_url == "nats://n:1"
     assert resolve(environ, data_dir="/other", nats_url="nats://o:2").data_dir == Path("/other")
     assert resolve(environ, nats_url="nats://o:2").nats_url == "nats://o:2"
-    assert resolve({"HOME": "/home/u", "DCNR_DATA_DIR": "", "NATS_URL": ""}) == resolve({"HOME": "/home/u"})
+    assert resolve({"HOME": "/home/u", "DCNR_DATA_DIR": "", "NATS_URL": "", "DCNR_STORAGE": ""}) == resolve({"HOME": "/home/u"})
+
+
+def test_checkpoints_are_kept_in_the_data_directory_unless_a_storage_is_named() -> None:
+    """Option, environment, data directory; spaces in a path are quoted in its URL."""
+    environ = {"HOME": "/home/u", "DCNR_STORAGE": "s3://bucket/a"}
+    assert resolve(environ).storage == "s3://bucket/a"
+    assert resolve(environ, storage="file:///shared").storage == "file:///shared"
+    assert resolve({"HOME": "/home/u"}, data_dir="/my data").storage == "file:///my%20data"
 
 
 def test_the_data_directory_is_absolute_and_has_its_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from dcnr.errors import WorldError
+
 OnMessage = Callable[[bytes], None]
 """Called on the loop with the payload. It only enqueues: it never blocks, awaits or raises."""
 
@@ -38,7 +40,15 @@ class Way:
 
 
 class Kv(Protocol):
-    """One bucket. Values are small; deleted and expired keys are simply absent."""
+    """One bucket. Values are small; deleted and expired keys are simply absent.
+
+    Every method raises `WorldError` if there was no answer in time, and then a write may have been applied all the same.
+    """
+
+    @property
+    def replicas(self) -> int:
+        """On how many servers it is kept."""
+        ...
 
     async def get(self, key: str) -> Entry | None:
         """The newest value."""
@@ -56,8 +66,8 @@ class Kv(Protocol):
         """Write over exactly `revision`; raises `KeyConflict` otherwise."""
         ...
 
-    async def delete(self, key: str) -> None:
-        """Remove; absent keys are fine."""
+    async def delete(self, key: str, revision: int | None = None) -> None:
+        """Remove, if given exactly `revision`; raises `KeyConflict` otherwise. Absent keys are fine."""
         ...
 
     async def entries(self) -> list[Entry]:
@@ -67,6 +77,10 @@ class Kv(Protocol):
 
 class KeyConflict(Exception):
     """Somebody else wrote the key first."""
+
+
+class BucketGone(WorldError):
+    """There is no such bucket, or no longer."""
 
 
 class Bus(Protocol):
@@ -98,8 +112,8 @@ class Bus(Protocol):
         """Answer requests; requests run concurrently. A handler never raises: an error is an answer."""
         ...
 
-    async def kv(self, bucket: str) -> Kv:
-        """The bucket, made if it is not there."""
+    async def kv(self, bucket: str, make: bool = True) -> Kv:
+        """The bucket, made if it is not there, or else `BucketGone` is raised."""
         ...
 
     async def close(self) -> None:

@@ -1,9 +1,13 @@
 """Tensors in chunks over a bus that may lose, repeat and reorder: the two machines at the ends of a flow.
 
-- `Outflow` (one per receiver) says what to send next within a byte window. Transfers leave in order; without progress for `patience`
-  seconds everything that was not acknowledged is sent again, and after `tries` such rounds the transfers have failed.
-- `Inflow` (one per receiver, for all senders) takes bytes of a transfer in order and drops what leaves a gap, so a chunk may come twice.
-  The header and the chunks may come in any order. Until the header is there, the last byte is not acknowledged: so it is sent again.
+- `Outflow` (one per receiver) says what to send next within a byte window. Transfers leave in order. What was not acknowledged is sent
+  again when the receiver says that something is missing, and when there was no progress for as long as `pace.Patience` says; without
+  any for too long, the transfers have failed. Nothing else ends them: a slow link that moves is waited for. Only the acknowledgement of
+  what was sent once tells how quick the receiver is, and ends the growth of the pauses.
+- `Inflow` (one per receiver, for all senders) takes bytes of a transfer in order and drops what leaves a gap, so a chunk may come twice;
+  of each gap it tells the sender once. The header and the chunks may come in any order. Until the header is there, the last byte is not
+  acknowledged: so it is sent again.
+- A peer that is gone takes everything with it that is on its way to it or from it.
 """
 
 from __future__ import annotations
@@ -13,11 +17,12 @@ from dataclasses import dataclass
 
 from dcnr.bus.credit import ACK_EVERY, Key, Seen, key
 from dcnr.bus.messages import Chunk, Hop
+from dcnr.bus.pace import LONGEST, Patience
 from dcnr.errors import InvariantError, PeerError
-from dcnr.ids import NetworkId, NodeId
+from dcnr.ids import NetworkId, NodeId, PNodeId
 
-ABANDONED_AFTER = 60.0
-"""Seconds without a byte after which a half-received transfer is let go: its sender is gone."""
+ABANDONED_AFTER = 4 * LONGEST
+"""Seconds without a message after which a half-received transfer is let go: its sender is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +46,34 @@ class _Outgoing:
     nbytes: int
     announced: bool = False
     sent: int = 0
+    reached: int = 0
+    """The most that was ever sent: what lies below was sent more than once if it is sent now."""
     taken: int = 0
+    missed: int = -1
+    """What was taken when the receiver last missed something."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A chunk whose acknowledgement is measured: it ends at byte `end` of `transfer`."""
+
+    transfer: int
+    end: int
+    since: float
 
 
 class Outflow:
-    """What is under way to one receiver. `window`, `chunk` in bytes, `patience` in seconds."""
+    """What is under way to one receiver. `window`, `chunk` in bytes, `patience` in seconds; for `tries` see `pace.Patience`."""
 
     def __init__(self, window: int, chunk: int, patience: float, tries: int) -> None:
         self.window = window
-        self._chunk = chunk
-        self._patience = patience
-        self._tries = tries
+        self.chunk = chunk
+        self._patience = Patience(patience, tries)
         self._transfers: dict[int, _Outgoing] = {}
         self._progress = 0.0
+        self._due = 0.0
         self._rounds = 0
+        self._timed: _Timed | None = None
 
     def __len__(self) -> int:
         return len(self._transfers)
@@ -65,14 +84,14 @@ class Outflow:
             self._moved(now)
         self._transfers[transfer] = _Outgoing(nbytes)
 
-    def next(self) -> SendHeader | SendChunk | None:
+    def next(self, now: float) -> SendHeader | SendChunk | None:
         """What to send now; None while the window is full or nothing is left."""
         for transfer, out in self._transfers.items():
             if not out.announced:
                 out.announced = True
                 return SendHeader(transfer)
             if out.sent < out.nbytes:
-                return self._next_chunk(transfer, out)
+                return self._next_chunk(transfer, out, now)
         return None
 
     def is_sent(self, transfer: int) -> bool:
@@ -83,8 +102,15 @@ class Outflow:
     def credit(self, transfer: int, received: int, now: float) -> bool:
         """The receiver has the bytes below `received`; True when that is all of them."""
         out = self._transfers.get(transfer)
-        if out is None or not out.taken < received <= out.nbytes:
+        if out is None or not out.taken <= received <= out.nbytes:
             return False
+        if received == out.taken:
+            self._missed(transfer, out)
+            return False
+        if self._timed is not None and self._timed.transfer == transfer and self._timed.end <= received:
+            self._patience.note(now - self._timed.since)
+            self._timed = None
+            self._rounds = 0
         self._moved(now)
         out.taken = received
         out.sent = max(out.sent, received)
@@ -99,19 +125,21 @@ class Outflow:
 
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
-        return self._progress + self._patience if self._transfers else None
+        return self._due if self._transfers else None
 
     def tick(self, now: float) -> list[int]:
         """Send again what is overdue; returns the transfers that have failed for good."""
-        due = self.deadline()
-        if due is None or now < due:
+        if not self._transfers or now < self._due:
             return []
-        self._rounds += 1
-        self._progress = now
-        if self._rounds > self._tries:
+        fails = self._progress + self._patience.limit
+        if now >= fails:
             failed = list(self._transfers)
             self._transfers.clear()
+            self._rounds = 0
             return failed
+        self._rounds += 1
+        self._due = min(now + self._patience.pause(self._rounds), fails)
+        self._timed = None
         for out in self._transfers.values():
             out.announced = False
             out.sent = out.taken
@@ -122,24 +150,36 @@ class Outflow:
         for out in self._transfers.values():
             if not 0 <= out.taken <= out.sent <= out.nbytes:
                 raise InvariantError(f"outflow: {out}")
-        if self._under_way() > max(self.window, self._chunk):
+        if self._under_way() > max(self.window, self.chunk):
             raise InvariantError(f"outflow: {self._under_way()} bytes under way with a window of {self.window}")
 
-    def _next_chunk(self, transfer: int, out: _Outgoing) -> SendChunk | None:
-        size = min(self._chunk, out.nbytes - out.sent)
+    def _next_chunk(self, transfer: int, out: _Outgoing, now: float) -> SendChunk | None:
+        size = min(self.chunk, out.nbytes - out.sent)
         under_way = self._under_way()
         if under_way and under_way + size > self.window:
             return None
         chunk = SendChunk(transfer, out.sent, size)
+        if self._timed is None and out.sent >= out.reached:
+            self._timed = _Timed(transfer, out.sent + size, now)
         out.sent += size
+        out.reached = max(out.reached, out.sent)
         return chunk
 
     def _under_way(self) -> int:
         return sum(out.sent - out.taken for out in self._transfers.values())
 
+    def _missed(self, transfer: int, out: _Outgoing) -> None:
+        """The receiver repeats itself: something behind what it has is lost. Once for each gap; another loss is found by time."""
+        if out.missed == out.taken or out.sent == out.taken:
+            return
+        out.missed = out.sent = out.taken
+        out.announced = False
+        if self._timed is not None and self._timed.transfer == transfer:
+            self._timed = None
+
     def _moved(self, now: float) -> None:
         self._progress = now
-        self._rounds = 0
+        self._due = now + self._patience.pause(self._rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +224,8 @@ class _Incoming:
     hop: Hop | None = None
     received: int = 0
     granted: int = 0
+    missed: int = -1
+    """What was received when the last gap was told of."""
 
 
 class Inflow:
@@ -216,12 +258,14 @@ class Inflow:
             raise PeerError(f"chunk of bytes {chunk.offset} to {end} of a transfer of {chunk.nbytes}")
         effects, transfer = self._transfer(at, chunk.nbytes, now)
         if chunk.offset > transfer.received:
-            return effects
+            if transfer.missed == transfer.received:
+                return effects
+            transfer.missed = transfer.received
+            return [*effects, self._grant(at, transfer)]
         if end <= transfer.received:
             return [*effects, self._grant(at, transfer)]
         effects.append(Write(at, transfer.received, transfer.received - chunk.offset, transfer.nbytes))
         transfer.received = end
-        transfer.touched = now
         return [*effects, *self._finish(at, transfer)]
 
     def forget(self, network: NetworkId, nodes: Container[NodeId]) -> list[Effect]:
@@ -231,6 +275,10 @@ class Inflow:
             return hop is not None and hop.network == network and hop.targets[0][0] in nodes
 
         return self._discard(at for at, transfer in self._transfers.items() if concerns(transfer.hop))
+
+    def release(self, sender: PNodeId, now: float) -> list[Effect]:
+        """Let go of what a peer that is gone had begun to send, and of what came too late to be let go so."""
+        return [*self._discard(at for at in self._transfers if at[0] == sender), *self._abandon(now)]
 
     def validate(self) -> None:
         """Raise `InvariantError` if the state contradicts itself."""
@@ -244,10 +292,11 @@ class Inflow:
         if transfer is not None:
             if transfer.nbytes != nbytes:
                 raise PeerError(f"transfer of {transfer.nbytes} bytes now has {nbytes}")
+            transfer.touched = now
             return [], transfer
         if not 0 < nbytes <= self._limit:
             raise PeerError(f"a tensor of {nbytes} bytes; the limit is {self._limit}")
-        effects = self._discard(old for old, transfer in self._transfers.items() if transfer.touched + ABANDONED_AFTER < now)
+        effects = self._abandon(now)
         transfer = self._transfers[at] = _Incoming(nbytes, now)
         return effects, transfer
 
@@ -263,6 +312,9 @@ class Inflow:
     def _grant(self, at: Key, transfer: _Incoming) -> Grant:
         transfer.granted = min(transfer.received, transfer.nbytes - 1)
         return Grant(at, transfer.granted)
+
+    def _abandon(self, now: float) -> list[Effect]:
+        return self._discard(old for old, transfer in self._transfers.items() if transfer.touched + ABANDONED_AFTER < now)
 
     def _discard(self, transfers: Iterable[Key]) -> list[Effect]:
         gone = list(transfers)

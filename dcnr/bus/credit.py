@@ -19,6 +19,8 @@ MIN_WINDOW = 2 << 20
 ACK_EVERY = 1 << 20
 REMEMBERED = 1024
 """Transfers per sender; far more than a window holds."""
+SENDERS = 1024
+"""Those of which something is remembered: the ones that sent last."""
 
 Key = tuple[PNodeId, int]
 """Sender and its number of a transfer."""
@@ -50,7 +52,13 @@ class Seen:
         if transfer in self._known:
             return False
         sender, number = transfer
-        order = self._order.setdefault(sender, deque())
+        order = self._order.pop(sender, None)
+        if order is None:
+            order = deque()
+            if len(self._order) == SENDERS:
+                oldest = next(iter(self._order))
+                self._known.difference_update((oldest, other) for other in self._order.pop(oldest))
+        self._order[sender] = order
         if len(order) == self._remembered:
             self._known.discard((sender, order.popleft()))
         order.append(number)

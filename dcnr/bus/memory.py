@@ -1,19 +1,22 @@
 """A bus inside one process, with the semantics of NATS.
 
 Messages are delivered by `call_soon` in the order in which they were published, so a run with it is deterministic.
-It passes the contract tests of `nats`; simulations and tests stand on it.
+It passes the contract tests of `nats`; tests stand on it. A `Fate` decides what happens to each message, for tests of what a network does.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from dcnr.bus.base import Entry, Handler, KeyConflict, Kv, OnMessage, Subscription
+from dcnr.bus.base import BucketGone, Entry, Handler, KeyConflict, Kv, OnMessage, Subscription
 from dcnr.errors import BusUnavailable, UserError, WorldError
 
 DEFAULT_MAX_PAYLOAD = 1 << 20
+
+Fate = Callable[[str, str, str, bytes], Iterable[float]]
+"""Called with sender, receiver (client names), subject and message: how many seconds later each copy arrives. Without one, it is lost."""
 
 _Deliver = Callable[[bytes, "asyncio.Future[bytes] | None"], None]
 
@@ -33,6 +36,7 @@ def matches(pattern: str, subject: str) -> bool:
 class _Interest:
     pattern: str
     deliver: _Deliver
+    client: str
     stopped: bool = False
 
 
@@ -43,19 +47,27 @@ class MemoryBroker:
     max_payload: int = DEFAULT_MAX_PAYLOAD
     interests: list[_Interest] = field(default_factory=list)
     buckets: dict[str, MemoryKv] = field(default_factory=dict)
+    fate: Fate | None = None
 
-    def connect(self) -> MemoryBus:
-        """A client of this broker."""
-        return MemoryBus(self)
+    def connect(self, name: str = "") -> MemoryBus:
+        """A client of this broker. `name`: for `fate`."""
+        return MemoryBus(self, name)
 
-    def publish(self, subject: str, data: bytes, reply: asyncio.Future[bytes] | None = None) -> int:
-        """Deliver on the next turns of the loop; returns how many listen."""
+    def publish(self, sender: str, subject: str, data: bytes, reply: asyncio.Future[bytes] | None = None) -> int:
+        """Deliver on the next turns of the loop, or as `fate` says; returns how many listen."""
         if len(data) > self.max_payload:
             raise UserError(f"a message of {len(data)} bytes exceeds the server's max_payload of {self.max_payload}", "raise max_payload")
         loop = asyncio.get_running_loop()
         hearing = [interest for interest in self.interests if matches(interest.pattern, subject)]
         for interest in hearing:
-            loop.call_soon(_hand_over, interest, data, reply)
+            if self.fate is None:
+                loop.call_soon(_hand_over, interest, data, reply)
+                continue
+            for seconds in self.fate(sender, interest.client, subject, data):
+                if seconds:
+                    loop.call_later(seconds, _hand_over, interest, data, reply)
+                else:
+                    loop.call_soon(_hand_over, interest, data, reply)
         return len(hearing)
 
 
@@ -81,8 +93,9 @@ class MemorySubscription:
 class MemoryBus:
     """One client of a `MemoryBroker`."""
 
-    def __init__(self, broker: MemoryBroker) -> None:
+    def __init__(self, broker: MemoryBroker, name: str) -> None:
         self._broker = broker
+        self._name = name
         self._subscriptions: list[MemorySubscription] = []
         self._answers: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -99,7 +112,7 @@ class MemoryBus:
     async def publish(self, subject: str, data: bytes) -> None:
         """Send to everyone who listens now."""
         self._check_open()
-        self._broker.publish(subject, data)
+        self._broker.publish(self._name, subject, data)
 
     async def subscribe(self, subject: str, on_message: OnMessage) -> Subscription:
         """Listen from now on."""
@@ -109,7 +122,7 @@ class MemoryBus:
         """Ask; the first answer counts."""
         self._check_open()
         reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        if not self._broker.publish(subject, data, reply):
+        if not self._broker.publish(self._name, subject, data, reply):
             raise BusUnavailable(f"nobody serves {subject}")
         try:
             async with asyncio.timeout(timeout):
@@ -132,9 +145,11 @@ class MemoryBus:
 
         return self._listen(subject, start)
 
-    async def kv(self, bucket: str) -> Kv:
-        """The bucket, made if it is not there."""
+    async def kv(self, bucket: str, make: bool = True) -> Kv:
+        """The bucket, made if it is not there, or else `BucketGone` is raised."""
         self._check_open()
+        if not make and bucket not in self._broker.buckets:
+            raise BucketGone(f"there is no bucket {bucket}")
         return self._broker.buckets.setdefault(bucket, MemoryKv())
 
     async def close(self) -> None:
@@ -149,7 +164,7 @@ class MemoryBus:
 
     def _listen(self, subject: str, deliver: _Deliver) -> MemorySubscription:
         self._check_open()
-        interest = _Interest(subject, deliver)
+        interest = _Interest(subject, deliver, self._name)
         self._broker.interests.append(interest)
         subscription = MemorySubscription(self._broker, interest)
         self._subscriptions.append(subscription)
@@ -162,6 +177,8 @@ class MemoryBus:
 
 class MemoryKv:
     """One bucket; revisions count all its writes, as in JetStream."""
+
+    replicas = 1
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
@@ -190,8 +207,11 @@ class MemoryKv:
             raise KeyConflict(key)
         return await self.put(key, value)
 
-    async def delete(self, key: str) -> None:
+    async def delete(self, key: str, revision: int | None = None) -> None:
         """Remove; absent keys are fine."""
+        found = self._entries.get(key)
+        if found is not None and revision is not None and found.revision != revision:
+            raise KeyConflict(key)
         if self._entries.pop(key, None) is not None:
             self._revision += 1
 

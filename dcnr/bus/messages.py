@@ -12,7 +12,10 @@ A training step, seen from the wire:
 4. each PNode -> `StepReport` when its last backward of the step is done; repeated until the decision comes
 5. trainer -> `Decision` on the network's step subject; PNodes apply or skip; a PNode that reports a decided step gets the decision again
 6. where one PNode holds the whole network (`Deploy.decides`), it decides itself by the same function and sends `StepDone` instead of 3 to 5
-7. after a step that is a multiple of `checkpoint_every`, and on `Save`, each PNode uploads its part and sends `Saved`
+7. after a step whose decision says so, and on `Save`, each PNode copies its part, uploads it in the background and sends `Saved` (or
+   `SaveFailed`, and training goes on); `Complete` says that a checkpoint exists, so that PNodes keep the copy to go back to
+8. a step that lost a message is fed again with `attempt` + 1: a PNode that hears of a newer attempt forgets what it has of the older one
+9. whatever else goes wrong: `Deploy` with a newer epoch, from the newest checkpoint; a PNode goes back to its own copy where it has one
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dcnr.bus.subjects import Phase
-from dcnr.ids import Epoch, NetworkId, NodeId, PNodeId, SessionId
+from dcnr.ids import NEVER, Epoch, NetworkId, NodeId, PNodeId, SessionId
 
 VERSION = 1
 TRAINER = NodeId("trainer")
@@ -121,13 +124,21 @@ class PNodeInfo:
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """One session on a PNode: where it stands."""
+    """One session on a PNode: where it stands.
+
+    `step`: the last one decided here, `last` its decision (None before the first of this epoch); `attempt`: the largest of undecided steps.
+    `work` counts the jobs done since the deploy. `busy`: it has something to compute or to send, so that silence is no standstill.
+    """
 
     session: SessionId
     epoch: Epoch
     step: int
     vnodes: int
     bytes: int
+    attempt: int = 0
+    work: int = 0
+    busy: bool = False
+    last: Decision | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +176,7 @@ class Deploy:
     optional passes run.
     `checkpoint`: storage key of the manifest to load from; None starts from the seed. `step`: optimizer steps already done.
     `hyper`: fields of `optim.hyper.Hyper`. `state`: fields of `optim.decide.ScalerState`.
+    `probe`: a blob that must be in `storage`, as seen from the PNode; None where storage cannot differ from host to host.
     """
 
     network: NetworkId
@@ -184,6 +196,7 @@ class Deploy:
     storage: str
     checkpoint: str | None
     decides: bool
+    probe: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,20 +217,35 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
+class Complete:
+    """Checkpoint `step` is complete: its copy is what a rollback goes to, older ones are of no use any more."""
+
+    session: SessionId
+    epoch: Epoch
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
-    """Apply or skip step `step`. `updates`: optimizer updates done when this one is (skipped steps do not count)."""
+    """Apply or skip step `step`; all that is known of it, so that another leader can go on from here.
+
+    `state`: fields of the `ScalerState` after it. `loss_scale`: the one used in it. `save`: copy and upload the state after it.
+    """
 
     session: SessionId
     epoch: Epoch
     step: int
     skip: bool
-    updates: int
     lr: float
     lr_factor: float
     """Schedule only: multiplies a node's own learning_rate."""
     grad_factor: float
     """Clip factor / loss scale."""
-    next_loss_scale: float
+    loss: float
+    grad_norm: float
+    loss_scale: float
+    state: dict[str, int | float]
+    save: bool = False
 
 
 # -- PNode to orchestrator -------------------------------------------------------------------------------------------------
@@ -236,12 +264,13 @@ class Deployed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The part does not fit or cannot run here; `reason` has the numbers."""
+    """The part does not fit or cannot run here now; `reason` has the numbers. `damaged`: the checkpoint cannot be read by anyone."""
 
     pnode: PNodeId
     session: SessionId
     epoch: Epoch
     reason: str
+    damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,14 +340,40 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveFailed:
+    """Storage did not take this PNode's part of checkpoint `step`. Training goes on; `Save` tries again."""
+
+    pnode: PNodeId
+    session: SessionId
+    epoch: Epoch
+    step: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
-    """Something broke in this session here: one line for the user, and the traceback for the log."""
+    """Something broke in this session here: one line for the user, and the traceback for the log.
+
+    `world`: it was the machine or the network, so that the same work may succeed elsewhere or later.
+    """
 
     pnode: PNodeId
     session: SessionId
     epoch: Epoch
     message: str
     traceback: str
+    world: bool = False
+
+
+# -- orchestrator to itself ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """What a leader sends to itself over the server: only while it hears these does the silence of others mean anything."""
+
+    sender: PNodeId
+    number: int
 
 
 # -- metrics ---------------------------------------------------------------------------------------------------------------
@@ -326,7 +381,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """One row of a training log. `lr`, `loss_scale`: those used in this step. `step` counts from 1."""
+    """One row of a training log. `lr`, `loss_scale`: those used in this step. `step` counts from 1.
+
+    A step that was rolled back comes again, with a larger `epoch`: that row stands in place of the older one.
+    """
 
     session: SessionId
     step: int
@@ -337,19 +395,21 @@ class StepMetrics:
     skipped: bool
     tokens_per_s: float
     step_ms: float
+    epoch: Epoch = NEVER
 
 
 @dataclass(frozen=True, slots=True)
 class SessionMetrics:
-    """A session changed its state. `reason` says why in words. `fault`: it was suspended, and nobody had asked for that."""
+    """A session changed its state. `reason` says why in words."""
 
     session: SessionId
     state: str
     step: int
     reason: str
-    fault: bool = False
 
 
 CommandMessage = Deploy | Undeploy | Save
-Report = Deployed | Refused | Loss | StepReport | StepDone | Saved | Failed
-Message = Hop | Chunk | Credit | Meet | Heartbeat | CommandMessage | Decision | Report | StepMetrics | SessionMetrics
+StepMessage = Decision | Complete
+"""On the step subject of a network."""
+Report = Deployed | Refused | Loss | StepReport | StepDone | Saved | SaveFailed | Failed
+Message = Hop | Chunk | Credit | Meet | Heartbeat | Echo | CommandMessage | StepMessage | Report | StepMetrics | SessionMetrics

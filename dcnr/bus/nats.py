@@ -3,12 +3,16 @@
 What nats-py 2.16 asks of its user, and what is done here:
 
 - an exception in one of its callbacks ends its read loop in silence: ours only log and set flags
-- `publish` swallows cancellation while it waits for the socket: we wait ourselves, before it would. So does `request` (through
-  `asyncio.wait_for`, until Python 3.12) if the answer comes in the same moment: afterwards we look whether there was one
+- `publish` swallows cancellation while it waits for the socket: we wait ourselves, before it would. `request` may swallow it too (through
+  `asyncio.wait_for`, until Python 3.12), and waits out its time when the connection is lost: it runs in a task of its own
 - a stale link with unsent data never fails over: `TCP_USER_TIMEOUT`, and a watchdog that aborts the transport
 - some server errors close the client for good: it is then rebuilt with all its subscriptions
+- it comes back by itself, for ever, to whichever server of the cluster answers; one that is about to end (lame duck) closes its
+  connections one by one, and each client then goes to another
 - pending limits drop messages: they are off, since callbacks only enqueue and tensors have credits
-- the PING of `flush` goes to the socket at once and overtakes what was sent just before, which waits for the flusher task; so one
+- a `flush` that is cancelled or takes too long leaves a cancelled future behind, and its PONG then ends the read loop: we flush ourselves.
+  A client whose read loop has ended looks connected and hears nothing: it is closed, and so rebuilt
+- the PING of a flush goes to the socket at once and overtakes what was sent just before, which waits for the flusher task; so one
   flush does not say that a SUB is at the server (another client's next message was lost 1 time in 30). By the time its PONG is here,
   though, the flusher has had its turn: a second flush says it
 """
@@ -19,8 +23,9 @@ import asyncio
 import random
 import re
 import socket
+import ssl
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -42,22 +47,40 @@ RECONNECT_WAIT = 0.25
 PING_INTERVAL = 2
 WATCH_INTERVAL = 1.0
 TCP_USER_TIMEOUT_MS = 5000
+SAY_EVERY = 5.0
+"""Seconds between two lines about a server that is waited for."""
 PENDING_SIZE = 8 << 20
 """What nats-py may hold while there is no connection; more is an error of `publish`."""
 _PENDING_HIGH = PENDING_SIZE // 2
 _PUBLISH_POLL = 0.001
 _NO_LIMIT = 0
+_REMEDY = "is the NATS server running? see: dcnr doctor"
 
 _OnMsg = Callable[[Msg], None]
 
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
-async def connect(url: str, name: str) -> NatsBus:
-    """A connection to the server at `url` (several: comma-separated). Raises `BusUnavailable` within 3 s if none answers."""
-    bus = NatsBus(url, name)
-    await bus.open()
-    return bus
+async def connect(url: str, name: str, patient: bool = False) -> NatsBus:
+    """A connection to the server at `url` (several: comma-separated). Raises `BusUnavailable` within 3 s if none answers.
+
+    With `patient` it waits until one does, and says so on the log. An address that is none, or a server that refuses us, is a `UserError`.
+    """
+    loop = asyncio.get_running_loop()
+    said = -SAY_EVERY
+    while True:
+        bus = NatsBus(url, name)
+        try:
+            await bus.open()
+        except BusUnavailable as error:
+            if not patient:
+                raise
+            if loop.time() >= said + SAY_EVERY:
+                said = loop.time()
+                _log.warning(f"no NATS server at {_shown(url)} yet; trying again", bus=name, error=error.message)
+            await asyncio.sleep(RECONNECT_WAIT * (1 + random.random()))
+        else:
+            return bus
 
 
 class NatsSubscription:
@@ -101,6 +124,9 @@ class NatsBus:
         self._down = False
         self._closing = False
         self._last_error = ""
+        self._refused = ""
+        self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the connection that stands now is lost."""
 
     async def open(self) -> None:
         """Connect; called once, by `connect`."""
@@ -138,9 +164,21 @@ class NatsBus:
         """Ask; the first answer counts."""
         self._check_size(data)
         await self._room()
+        if not self._client.is_connected:
+            raise WorldError(f"request to {subject} failed: there is no connection to the NATS server", _REMEDY)
+        lost = self._lost
+        asking = asyncio.ensure_future(self._client.request(subject, data, timeout))
+        asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())  # nobody may be waiting for it
+        ends: list[asyncio.Future[Any]] = [asking, lost]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asking.cancel()
+        if not asking.done():
+            raise WorldError(f"request to {subject} failed: the connection to the NATS server was lost", _REMEDY)
         with _translated(f"request to {subject}"):
             try:
-                return (await self._client.request(subject, data, timeout)).data
+                return asking.result().data
             except nats.errors.NoRespondersError as error:
                 raise BusUnavailable(f"nobody serves {subject}") from error
             except nats.errors.TimeoutError as error:
@@ -159,9 +197,9 @@ class NatsBus:
 
         return await self._subscribe(subject, lambda msg: self._start(answer(msg)))
 
-    async def kv(self, bucket: str) -> Kv:
-        """The bucket, made if it is not there."""
-        return await open_bucket(self._jetstream, bucket)
+    async def kv(self, bucket: str, make: bool = True) -> Kv:
+        """The bucket, made if it is not there, or else `BucketGone` is raised."""
+        return await open_bucket(self._jetstream, bucket, make)
 
     async def close(self) -> None:
         """Deliver what was published, then disconnect; returns within 3 s whatever the server does."""
@@ -207,12 +245,23 @@ class NatsBus:
 
     async def _subscribe(self, subject: str, on_msg: _OnMsg) -> NatsSubscription:
         subscription = NatsSubscription(self, subject, on_msg)
-        with _translated(f"subscribe to {subject}"):
-            await subscription.attach(self._client)
-            self._subscriptions.append(subscription)
-            for _ in range(2):  # the first PING overtakes the SUB
-                await self._client.flush(FLUSH_TIMEOUT)
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(subscription.stop)
+            with _translated(f"subscribe to {subject}"):
+                await subscription.attach(self._client)
+                self._subscriptions.append(subscription)
+                for _ in range(2):  # the first PING overtakes the SUB
+                    await self._flush()
+            undo.pop_all()
         return subscription
+
+    async def _flush(self) -> None:
+        """Until the server has answered a PING. The future stays as it is whatever happens to us: see above."""
+        answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        await self._client._send_ping(answered)
+        await asyncio.wait([answered], timeout=FLUSH_TIMEOUT)
+        if not answered.done() or answered.cancelled():
+            raise nats.errors.FlushTimeoutError
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
@@ -238,6 +287,7 @@ class NatsBus:
                     reconnected_cb=self._on_reconnected,
                     closed_cb=self._on_closed,
                     discovered_server_cb=self._on_discovered,
+                    lame_duck_mode_cb=self._on_lame_duck,
                     connect_timeout=CONNECT_TIMEOUT,
                     max_reconnect_attempts=-1,
                     # nats-py has no jitter of its own: clients of one server would all come back at once
@@ -246,24 +296,30 @@ class NatsBus:
                     max_outstanding_pings=2,
                     pending_size=PENDING_SIZE,
                     drain_timeout=DRAIN_TIMEOUT,
+                    **_credentials(self._url),
                 )
         except (TimeoutError, OSError, nats.errors.Error) as error:
             with suppress(nats.errors.Error, OSError):
                 await client.close()
+            if self._refused:
+                refusal = f"the NATS server at {_shown(self._url)} refuses us: {self._refused}"
+                raise UserError(refusal, "check the user, password and certificates that NATS_URL names") from error
             raise self._unavailable(f"no connection to NATS: {self._last_error or str(error) or 'time-out'}") from error
         self._tune()
 
     def _unavailable(self, what: str) -> BusUnavailable:
-        shown = re.sub(r"//[^/@]*@", "//***@", self._url)
-        return BusUnavailable(f"{what} at {shown}", "start a cluster: dcnr up; or set NATS_URL")
+        return BusUnavailable(f"{what} at {_shown(self._url)}", "start a cluster: dcnr up; or set NATS_URL")
 
     async def _watch(self) -> None:
         """Look after a client that nats-py would leave hanging."""
         stuck = False
         while True:
-            await asyncio.sleep(WATCH_INTERVAL)
+            await asyncio.sleep(WATCH_INTERVAL * (0.5 + random.random()))  # clients of one server are not to come back all at once
             if self._client.is_closed and not self._closing:
                 await self._rebuild()
+            elif self._client.is_connected and self._is_deaf():
+                with suppress(nats.errors.Error, OSError):
+                    await self._client.close()
             elif self._client.is_reconnecting and not self._down:
                 if stuck:
                     self._abort()
@@ -272,18 +328,27 @@ class NatsBus:
                 stuck = False
 
     async def _rebuild(self) -> None:
-        self._client = Client()
+        self._client, self._refused = Client(), ""
         try:
             await self._connect()
             for subscription in tuple(self._subscriptions):
                 await subscription.attach(self._client)
-        except (BusUnavailable, nats.errors.Error) as error:
+        except (UserError, nats.errors.Error) as error:
             _log.warning("NATS client not rebuilt yet", bus=self._name, error=str(error))
             with suppress(nats.errors.Error):
                 await self._client.close()
         else:
-            self._down = False
+            self._up()
             _log.info("NATS client rebuilt", bus=self._name)
+
+    def _up(self) -> None:
+        self._down = False
+        if self._lost.done():
+            self._lost = asyncio.get_running_loop().create_future()
+
+    def _is_deaf(self) -> bool:
+        reading: asyncio.Task[None] | None = getattr(self._client, "_reading_task", None)
+        return reading is not None and reading.done()
 
     def _writer(self) -> asyncio.StreamWriter | None:
         """The stream under the client; nats-py has no public way to it."""
@@ -309,18 +374,27 @@ class NatsBus:
         if said != self._last_error:
             _log.debug("NATS error", bus=self._name, error=said)
         self._last_error = said
+        if isinstance(error, ssl.SSLCertVerificationError) or "authorization violation" in said.lower():
+            self._refused = said
 
     async def _on_disconnected(self) -> None:
         self._down = True
+        if not self._lost.done():
+            self._lost.set_result(None)
         if not self._closing:
             _log.warning("NATS connection lost", bus=self._name, error=self._last_error)
 
     async def _on_reconnected(self) -> None:
-        self._down = False
+        self._up()
         self._tune()
         _log.info("NATS connection is back", bus=self._name)
 
+    async def _on_lame_duck(self) -> None:
+        _log.info("the NATS server is about to end; it will close this connection", bus=self._name)
+
     async def _on_closed(self) -> None:
+        if not self._lost.done():
+            self._lost.set_result(None)
         if not self._closing:
             _log.error("NATS client closed by an error; it will be rebuilt", bus=self._name, error=self._last_error)
 
@@ -331,8 +405,25 @@ class NatsBus:
         return self._client.jetstream()
 
 
+def _shown(url: str) -> str:
+    """Without a password."""
+    return re.sub(r"//[^/@]*@", "//***@", url)
+
+
 def _servers(url: str) -> list[str]:
     return [part.strip() for part in url.split(",") if part.strip()]
+
+
+def _credentials(url: str) -> dict[str, Any]:
+    """Those of the first address, for all: servers that are discovered later have none in their addresses."""
+    first = urlsplit(_servers(url)[0])
+    match first.username, first.password:
+        case str() as user, str() as password:
+            return {"user": user, "password": password}
+        case str() as token, None:
+            return {"token": token}
+        case _:
+            return {}
 
 
 def _address(server: str) -> tuple[str, int]:
@@ -372,7 +463,7 @@ def _translated(what: str) -> Iterator[None]:
     try:
         yield
     except nats.errors.Error as error:
-        raise WorldError(f"{what} failed: {str(error) or type(error).__name__}", "is the NATS server running? see: dcnr doctor") from error
+        raise WorldError(f"{what} failed: {str(error) or type(error).__name__}", _REMEDY) from error
     finally:
         if task is not None and task.cancelling() > cancellations:
             raise asyncio.CancelledError

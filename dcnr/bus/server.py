@@ -4,6 +4,8 @@
 - One server per store directory: the owner holds a lock on it. A server whose owner was killed is found by its pid file and stopped.
 - It runs in its own process group, so Ctrl-C in a terminal reaches us first and we stop it last.
 - On Linux it dies with the thread that started it.
+- Clients need no credentials, and hear of closed connections: an account of our own imports these events from the system account. What an
+  earlier version stored under the server's default account is taken along.
 """
 
 from __future__ import annotations
@@ -32,6 +34,23 @@ STOP_TIMEOUT = 5.0
 _POLL = 0.02
 _LOG_TAIL = 4000
 _PR_SET_PDEATHSIG = 1
+_DEFAULT_ACCOUNT = "$G"
+ACCOUNT = "dcnr"
+ACCOUNTS = """\
+accounts {
+  SYS {
+    exports: [ { stream: "$SYS.ACCOUNT.dcnr.DISCONNECT", accounts: [ dcnr ] } ]
+  }
+  dcnr {
+    jetstream: enabled
+    users: [ { user: dcnr, password: dcnr } ]
+    imports: [ { stream: { account: SYS, subject: "$SYS.ACCOUNT.dcnr.DISCONNECT" }, to: "dcnr.server.disconnect" } ]
+  }
+}
+system_account: SYS
+no_auth_user: dcnr
+"""
+"""Lets everyone in who reaches the port, and tells them whose connection was closed. `deploy/nats/open.conf` has the same."""
 
 
 def find_binary(environ: Mapping[str, str]) -> Path:
@@ -82,7 +101,7 @@ jetstream {{
   # An acknowledged write survives a power failure.
   sync_interval: always
 }}
-"""
+{ACCOUNTS}"""
 
 
 class NatsServer:
@@ -112,6 +131,7 @@ class NatsServer:
         self._lock = _own(self._store)
         try:
             await _stop_orphan(self._store)
+            _take_along(self._store)
             self._spawn(binary)
             await self._await_ready()
         except BaseException:
@@ -213,6 +233,13 @@ async def _stop_orphan(store: Path) -> None:
 
     if runs():
         await _terminate(pid, runs)
+
+
+def _take_along(store: Path) -> None:
+    """What was stored under the default account, before there was one of our own."""
+    accounts = store / "jetstream" / "jetstream"
+    if (accounts / _DEFAULT_ACCOUNT).is_dir() and not (accounts / ACCOUNT).exists():
+        (accounts / _DEFAULT_ACCOUNT).rename(accounts / ACCOUNT)
 
 
 def _command_line(pid: int) -> str:

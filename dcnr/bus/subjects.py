@@ -12,6 +12,8 @@ MetricKind = Literal["step", "session", "pnode", "log"]
 HEARTBEATS = "dcnr.pnode.*.heartbeat"
 REPORTS = "dcnr.net.*.report"
 METRICS = "dcnr.metrics.>"
+DISCONNECTS = "dcnr.server.disconnect"
+"""The server's own news of closed connections, where its configuration grants them."""
 
 
 def hop(network: NetworkId, node: NodeId, phase: Phase) -> str:
@@ -29,8 +31,8 @@ def report(network: NetworkId) -> str:
     return f"dcnr.net.{network}.report"
 
 
-def peer(pnode: PNodeId, what: Literal["chunk", "credit", "meet"]) -> str:
-    """Tensor chunks to one peer, the credits that let its senders go on, and the wish for a direct connection."""
+def peer(pnode: PNodeId, what: Literal["chunk", "credit", "meet", "echo"]) -> str:
+    """Tensor chunks to one peer, the credits that let its senders go on, the wish for a direct connection; an orchestrator's echo."""
     return f"dcnr.peer.{pnode}.{what}"
 
 

@@ -4,7 +4,9 @@
 - Sends to one peer start in the order of the calls and do not wait for sends to other peers. A tensor is delivered when it is complete,
   so a small one may overtake a large one of another edge; those of one edge, which are of one size, keep their order as long as they
   take one lane.
-- A transfer that is sent again is delivered once. One that nobody takes fails with `WorldError`; an inline one is lost as any message.
+- A transfer that is sent again is delivered once. One that nobody takes fails with `WorldError`, at once where the peer is known to be
+  gone, else after a time that sets itself (`pace.Patience`); an inline one is lost as any message.
+- A lane that breaks under a transfer is not tried again for it; the last one, chunks, does not break.
 - Whatever comes from outside is checked; what is wrong is logged, counted in `dropped` and forgotten.
 """
 
@@ -15,9 +17,9 @@ import os
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable
-from contextlib import AsyncExitStack
-from dataclasses import replace
+from collections.abc import AsyncIterator, Container, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +27,7 @@ import structlog
 
 from dcnr.bus import codec, subjects, wire
 from dcnr.bus.base import Bus, Subscription
-from dcnr.bus.lanes.base import Array, Bytes, DeviceBuffer, DeviceSide, Lane, LaneBroken, OnHop, Port, Receives, bytes_of, check
+from dcnr.bus.lanes.base import Array, Bytes, DeviceBuffer, DeviceSide, Lane, LaneBroken, OnHop, Port, Receives, bytes_of, check, gone
 from dcnr.bus.lanes.chunks import ChunksLane
 from dcnr.bus.lanes.cuda_ipc import CudaIpcLane
 from dcnr.bus.lanes.inline import InlineLane
@@ -52,6 +54,14 @@ def host_id() -> str:
     return f"{machine}-{os.stat(shm).st_dev if shm.is_dir() else 0}"
 
 
+@dataclass(slots=True)
+class _Door:
+    """The way out to one peer, one send at a time. `closed`: that peer is gone; whoever bears its name now has another door."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    closed: bool = False
+
+
 class HopTransport:
     """One PNode's end. `bus` is a connection of its own, apart from control; `host` is equal for processes that share memory.
 
@@ -74,13 +84,13 @@ class HopTransport:
         self._by_name: dict[str, Receives] = {lane.name: lane for lane in self._lanes}
         if self._cuda is not None:
             self._by_name[self._cuda.name] = self._cuda
-        self._hosts: dict[PNodeId, str] = {}
         self._peers: dict[PNodeId, PNodeInfo] = {}
         self._pace = Pace()
-        self._turns: dict[PNodeId, asyncio.Lock] = {}
+        self._doors: dict[PNodeId, _Door] = {}
         self._subscriptions: dict[tuple[NetworkId, NodeId], list[Subscription]] = {}
         self._credits: Subscription | None = None
         self._starting = asyncio.Lock()
+        self._started = 0
 
     @property
     def dropped(self) -> Counter[str]:
@@ -102,17 +112,19 @@ class HopTransport:
         self._chunks.forget(network, gone)
 
     def set_peers(self, infos: Iterable[PNodeInfo]) -> None:
-        """Who takes part now. One that is named no more is still reached, but by no connection; one that never was, by the bus only."""
+        """Who takes part now. What is on its way to or from one that is named no more, or was started anew, ends at once.
+
+        Others are still reached, but by the bus only.
+        """
         named = {info.pnode: info for info in infos if info.pnode != self._me}
         for peer, known in self._peers.items():
             if peer not in named or named[peer].incarnation != known.incarnation:
                 self._release(peer)
         self._peers = named
-        self._hosts |= {peer: info.host for peer, info in named.items()}
-        self._shm.set_hosts(self._hosts)
+        self._shm.set_hosts({peer: info.host for peer, info in named.items()})
         if self._cuda is not None:
             self._cuda.set_near({peer for peer, info in named.items() if info.host == self._host and info.backend == WITH_DEVICE})
-        self._chunks.set_peers(len(self._hosts))
+        self._chunks.set_peers(len(named))
         self._connect()
 
     def links(self) -> tuple[PeerLink, ...]:
@@ -153,13 +165,14 @@ class HopTransport:
         if self._cuda is None or not self._cuda.serves(to) or not payload.nbytes:
             return False
         hop = replace(hop, nbytes=payload.nbytes, codec="raw")
+        door = self._door(to)
         try:
-            async with self._turns.setdefault(to, asyncio.Lock()):
+            async with self._through(to, door):
                 start = time.perf_counter()
                 arrived = await self._cuda.send(to, hop, payload)
-            await arrived
+            await self._arrival(to, door, arrived)
         except LaneBroken as error:
-            _log.warning("lane given up", pnode=self._me, peer=to, lane=self._cuda.name, why=str(error))
+            self._give_up(to, door, self._cuda.name, error)
             return False
         self._pace.note(to, self._cuda.name, payload.nbytes, time.perf_counter() - start)
         return True
@@ -169,19 +182,49 @@ class HopTransport:
         nbytes = wire.size(encoding, payload.dtype, payload.size)
         hop = replace(hop, nbytes=nbytes, codec=encoding)
         data: Bytes | None = None
+        door, broken = self._door(to), set[str]()
         while True:
-            lane = self._lane(to, nbytes)
+            lane = self._lane(to, nbytes, broken)
             try:
-                async with self._turns.setdefault(to, asyncio.Lock()):
+                async with self._through(to, door):
                     if data is None:
                         data = await self._encoded(encoding, payload)
                     start = time.perf_counter()
                     arrived = await lane.send(to, replace(hop, lane=lane.name), data)
-                await arrived
+                await self._arrival(to, door, arrived)
                 return self._pace.note(to, lane.name, nbytes, time.perf_counter() - start)
             except LaneBroken as error:
-                _log.warning("lane given up", pnode=self._me, peer=to, lane=lane.name, why=str(error))
+                self._give_up(to, door, lane.name, error)
+                broken.add(lane.name)
                 self._connect()
+
+    def _door(self, to: PNodeId) -> _Door:
+        return self._doors.setdefault(to, _Door())
+
+    @asynccontextmanager
+    async def _through(self, to: PNodeId, door: _Door) -> AsyncIterator[None]:
+        """One after the other. Raises `WorldError` if the peer was released meanwhile."""
+        async with door.turn:
+            if door.closed:
+                raise gone(to)
+            try:
+                yield
+            finally:
+                if to not in self._doors:  # it was released: what a lane has put up for it since then is of no use
+                    self._leave(to)
+
+    async def _arrival(self, to: PNodeId, door: _Door, arrived: asyncio.Future[None]) -> None:
+        """Wait for it. What went out after the peer was released does not arrive."""
+        if door.closed:
+            arrived.cancel()
+            raise gone(to)
+        await arrived
+
+    def _give_up(self, to: PNodeId, door: _Door, lane: str, error: LaneBroken) -> None:
+        """The next lane may do better, unless the peer is gone. Raises `WorldError` then."""
+        if door.closed:
+            raise gone(to) from error
+        _log.warning("lane given up", pnode=self._me, peer=to, lane=lane, why=str(error))
 
     async def close(self) -> None:
         """Stop hearing and sending; sends under way fail. The bus stays open: it is its owner's."""
@@ -196,19 +239,25 @@ class HopTransport:
 
     async def _start(self) -> None:
         async with self._starting:
+            while self._started < len(self._lanes):  # without a server this fails, and is tried again
+                await self._lanes[self._started].start()
+                self._started += 1
             if self._credits is None:
-                for lane in self._lanes:
-                    await lane.start()
                 self._credits = await self._bus.subscribe(subjects.peer(self._me, "credit"), self._on_credit)
 
     def _release(self, peer: PNodeId) -> None:
-        """It is gone, or was started anew: it gives nothing back that it holds of us."""
-        self._shm.release(peer)
-        if self._cuda is not None:
-            self._port.start(self._cuda.release(peer))
+        """It is gone, or was started anew: it gives nothing back that it holds of us, and takes nothing more."""
+        if (door := self._doors.pop(peer, None)) is not None:
+            door.closed = True
+        self._leave(peer)
+        self._pace.forget(peer)
 
-    def _lane(self, to: PNodeId, nbytes: int) -> Lane:
-        return next(lane for lane in self._lanes if lane.serves(to, nbytes))
+    def _leave(self, peer: PNodeId) -> None:
+        for lane in self._by_name.values():
+            lane.release(peer)
+
+    def _lane(self, to: PNodeId, nbytes: int, broken: Container[str] = ()) -> Lane:
+        return next(lane for lane in self._lanes if lane.name not in broken and lane.serves(to, nbytes))
 
     async def _encoded(self, encoding: wire.Codec, payload: Array) -> Bytes:
         """Raw is a view; the rest is work for a thread."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 OptimizerName = Literal["sgd", "adam", "adamw"]
 ScheduleName = Literal["constant", "cosine", "linear"]
+SAVE_AFTER = 30.0
+"""Seconds of work that a fault may cost."""
 
 
 class Hyper(BaseModel):
@@ -35,5 +38,18 @@ class Hyper(BaseModel):
     """Good steps after which the scale doubles."""
     shards: int = Field(default=2, ge=1, le=64)
     """Row shards of a micro-batch on CPU backends: part of the numbers, like the batch size, so fixed per session."""
-    checkpoint_every: int = Field(default=0, ge=0)
-    """Steps between checkpoints; 0 for only the first, the last and at suspend."""
+    checkpoint_every: int | None = Field(default=None, ge=0)
+    """Steps between checkpoints; 0 for only the first, the last and at suspend; if not given, about every `SAVE_AFTER` seconds of work."""
+    keep_last: int = Field(default=3, ge=1)
+    """How many of the newest checkpoints stay in storage."""
+    keep_every: int = Field(default=0, ge=0)
+    """Those of steps that are multiples of this stay too; 0 for none."""
+
+    def saves(self, step: int, seconds: float) -> bool:
+        """Whether the state after `step` is to be saved, `seconds` of work after the last time."""
+        return seconds >= SAVE_AFTER if self.checkpoint_every is None else self.checkpoint_every > 0 and step % self.checkpoint_every == 0
+
+    def keeps(self, steps: Sequence[int]) -> frozenset[int]:
+        """Of complete checkpoints, those that stay."""
+        every = {step for step in steps if self.keep_every and step % self.keep_every == 0}
+        return frozenset(every.union(sorted(steps)[-self.keep_last :]))

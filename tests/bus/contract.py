@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from dcnr.bus.base import Bus, Entry, KeyConflict
+from dcnr.bus.base import BucketGone, Bus, Entry, KeyConflict
 from dcnr.errors import BusUnavailable, UserError, WorldError
 
 Connect = Callable[[], Awaitable[Bus]]
@@ -173,6 +173,28 @@ class BusContract:
             await kv.update("a", b"2", first)
         assert await kv.create("a", b"3") > first
         assert [(entry.key, entry.value) for entry in await kv.entries()] == [("a", b"3"), ("b", b"")]
+
+    async def test_kv_deletes_exactly_the_revision_that_was_seen(self, connect: Connect) -> None:
+        """Somebody else's newer value stays; one that is deleted already stays deleted."""
+        kv = await (await connect()).kv(fresh("cad"))
+        first = await kv.put("a", b"1")
+        second = await kv.put("a", b"2")
+        with pytest.raises(KeyConflict):
+            await kv.delete("a", first)
+        assert await kv.get("a") == Entry("a", b"2", second)
+        for _ in range(2):
+            await kv.delete("a", second)
+            assert await kv.get("a") is None
+        await kv.delete("never", 7)
+
+    async def test_kv_can_be_opened_without_making_it(self, connect: Connect) -> None:
+        """One that is not there is an error, and still not there afterwards; one that is there says on how many servers."""
+        bus, bucket = await connect(), fresh("absent")
+        for _ in range(2):
+            with pytest.raises(BucketGone, match=bucket):
+                await bus.kv(bucket, make=False)
+        assert (await bus.kv(bucket)).replicas == 1
+        assert (await bus.kv(bucket, make=False)).replicas == 1
 
     async def test_kv_entries_of_an_empty_bucket(self, connect: Connect) -> None:
         """None."""

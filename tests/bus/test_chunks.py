@@ -34,7 +34,7 @@ class Wire:
     def __init__(self, rng: random.Random, sizes: list[int], ack_every: int, window: int, chunk: int) -> None:
         self.rng = rng
         self.data = {number: rng.randbytes(size) for number, size in enumerate(sizes, 1)}
-        self.out = Outflow(window, chunk, patience=1.0, tries=50)
+        self.out = Outflow(window, chunk, patience=1.0, tries=1 << 40)
         self.inflow = Inflow(LIMIT, Seen(), ack_every)
         self.buffers: dict[Key, bytearray] = {}
         self.delivered: list[tuple[int, bytes]] = []
@@ -79,10 +79,10 @@ class Wire:
         raise AssertionError("no end")
 
     def step(self, loss: float, repeat: float, shuffle: bool) -> None:
-        while (message := self.out.next()) is not None:
+        while (message := self.out.next(self.now)) is not None:
             self.forth += [message] * (0 if self.rng.random() < loss else 2 if self.rng.random() < repeat else 1)
         if not self.forth and not self.back:
-            self.now += 1.0
+            self.now = max(self.now + 1.0, self.out.deadline() or 0.0)
             assert self.out.tick(self.now) == []
             return
         queue = self.forth if self.forth and (not self.back or self.rng.random() < 0.5) else self.back
@@ -118,9 +118,9 @@ def test_every_transfer_is_delivered_once_with_its_bytes(
         assert wire.now == 0.0, "nothing was lost, so nothing may wait for a time-out"
 
 
-def sends(out: Outflow) -> Iterator[SendHeader | SendChunk]:
+def sends(out: Outflow, now: float = 0.0) -> Iterator[SendHeader | SendChunk]:
     """What leaves without another event."""
-    while (message := out.next()) is not None:
+    while (message := out.next(now)) is not None:
         yield message
 
 
@@ -140,23 +140,66 @@ def test_transfers_leave_in_order_within_the_window() -> None:
 
 
 def test_without_progress_everything_unacknowledged_is_sent_again_and_then_fails() -> None:
-    """From the last credit on; `tries` rounds; credits start the count anew."""
-    out = Outflow(window=4 * MIB, chunk=MIB, patience=1, tries=2)
+    """In pauses that double, until the limit."""
+    out = Outflow(window=4 * MIB, chunk=MIB, patience=1, tries=5)
     assert out.deadline() is None
     out.add(7, 2 * MIB, 10)
     assert out.deadline() == 11
     assert len(list(sends(out))) == 3
     assert out.tick(10.9) == []
-    assert out.next() is None
-    out.credit(7, MIB, 10.5)
-    assert out.tick(11.4) == []
-    assert out.next() is None
-    for now in (11.5, 12.5):
+    assert out.next(0) is None
+    for now in (11.0, 13.0):
         assert out.tick(now) == []
-        assert list(sends(out)) == [SendHeader(7), SendChunk(7, MIB, MIB)]
-    assert out.tick(13.5) == [7]
+        assert list(sends(out)) == [SendHeader(7), SendChunk(7, 0, MIB), SendChunk(7, MIB, MIB)]
+    assert out.tick(14.9) == []
+    assert out.tick(15.0) == [7]
     assert len(out) == 0
     assert out.deadline() is None
+
+
+def test_what_is_slow_is_waited_for_as_long_as_it_moves() -> None:
+    """A credit every 12 s, where nothing is known to begin with: nothing fails, and soon nothing is sent twice."""
+    out = Outflow(window=MIB, chunk=MIB, patience=1, tries=30)
+    out.add(1, 64 * MIB, 0)
+    now, sent = 0.0, 0
+    for number in range(1, 65):
+        arrives = now + 12.0
+        sent += len(list(sends(out, now)))
+        while (due := out.deadline()) is not None and due < arrives:
+            assert out.tick(due) == []
+            sent += len(list(sends(out, due)))
+        now = arrives
+        assert out.credit(1, number * MIB, now) is (number == 64)
+    assert sent < 64 + 20
+
+
+def test_after_quick_answers_a_loss_is_noticed_quickly() -> None:
+    """The pause follows what was measured; what was sent twice is not measured."""
+    out = Outflow(window=4 * MIB, chunk=MIB, patience=2, tries=8)
+    out.add(1, 4 * MIB, 0)
+    list(sends(out, 0.0))
+    out.credit(1, MIB, 0.01)
+    assert out.deadline() == 0.01 + 0.5
+    assert out.tick(0.51) == []
+    list(sends(out, 0.51))
+    out.credit(1, 2 * MIB, 5.0)
+    assert out.deadline() == 5.0 + 1.0
+
+
+def test_what_the_receiver_misses_is_sent_again_at_once_and_only_once() -> None:
+    """It repeats the same credit; the second loss of the same bytes is found by time."""
+    out = Outflow(window=4 * MIB, chunk=MIB, patience=1, tries=8)
+    out.add(1, 3 * MIB, 0)
+    list(sends(out))
+    out.credit(1, MIB, 0.1)
+    out.credit(1, MIB, 0.2)
+    again = [SendHeader(1), SendChunk(1, MIB, MIB), SendChunk(1, 2 * MIB, MIB)]
+    assert list(sends(out)) == again
+    out.credit(1, MIB, 0.3)
+    assert out.next(0.3) is None
+    assert out.tick(out.deadline() or 0) == []
+    assert list(sends(out)) == again
+    out.validate()
 
 
 def test_late_strange_and_dropped_credits_change_nothing() -> None:
@@ -165,9 +208,11 @@ def test_late_strange_and_dropped_credits_change_nothing() -> None:
     out.add(1, 2 * MIB, 0)
     list(sends(out))
     out.credit(1, MIB, 0)
-    for transfer, received in ((1, MIB), (1, 0), (1, -1), (1, 3 * MIB), (9, 5)):
+    due = out.deadline()
+    for transfer, received in ((1, 0), (1, -1), (1, 3 * MIB), (9, 5)):
         assert out.credit(transfer, received, 0.9) is False
-    assert out.deadline() == 1
+    assert out.next(0.9) is None
+    assert out.deadline() == due
     out.drop(1)
     assert out.credit(1, 2 * MIB, 0) is False
     assert len(out) == 0
@@ -190,6 +235,16 @@ def test_the_receiver_acknowledges_every_mib_and_the_end() -> None:
     effects = [effect for at in range(5) for effect in inflow.chunk(Chunk(SENDER, 1, at * half, 5 * half), half, 0)]
     grants = [Grant((SENDER, 1), MIB), Grant((SENDER, 1), 2 * MIB), Complete(hop(1, 5 * half)), Grant((SENDER, 1), 5 * half)]
     assert [effect for effect in effects if not isinstance(effect, Write)] == grants
+
+
+def test_a_gap_is_told_once() -> None:
+    """However many chunks follow it; the next gap is another one."""
+    inflow = Inflow(LIMIT, Seen())
+    inflow.header(hop(1, 600), 0)
+    assert inflow.chunk(Chunk(SENDER, 1, 100, 600), 100, 0) == [Grant((SENDER, 1), 0)]
+    assert inflow.chunk(Chunk(SENDER, 1, 200, 600), 100, 0) == []
+    inflow.chunk(Chunk(SENDER, 1, 0, 600), 300, 0)
+    assert inflow.chunk(Chunk(SENDER, 1, 400, 600), 100, 0) == [Grant((SENDER, 1), 300)]
 
 
 def test_the_last_byte_waits_for_the_header() -> None:
@@ -222,3 +277,18 @@ def test_what_was_abandoned_is_let_go() -> None:
     inflow.header(replace(hop(3, 100), network=NetworkId("other")), ABANDONED_AFTER + 1)
     assert inflow.forget(NET, {NodeId("other")}) == []
     assert inflow.forget(NET, {NodeId("b")}) == [Discard((SENDER, 2))]
+
+
+def test_a_sender_that_is_gone_takes_its_half_tensors_along() -> None:
+    """Header or not; those of others stay, and what it sent before is not taken twice."""
+    inflow = Inflow(LIMIT, Seen())
+    inflow.header(hop(1, 100), 0)
+    inflow.chunk(Chunk(SENDER, 2, 0, 100), 50, 0)
+    inflow.chunk(Chunk(PNodeId("other"), 3, 0, 100), 50, 0)
+    inflow.header(hop(4, 100), 0)
+    inflow.chunk(Chunk(SENDER, 4, 0, 100), 100, 0)
+    assert inflow.release(SENDER, 1) == [Discard((SENDER, 1)), Discard((SENDER, 2))]
+    assert inflow.chunk(Chunk(SENDER, 4, 0, 100), 100, 0) == [Grant((SENDER, 4), 100)]
+    inflow.validate()
+    inflow.chunk(Chunk(SENDER, 5, 0, 100), 50, 1)
+    assert inflow.release(PNodeId("third"), ABANDONED_AFTER + 2) == [Discard((PNodeId("other"), 3)), Discard((SENDER, 5))]

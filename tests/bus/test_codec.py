@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from dcnr.bus import codec
 from dcnr.bus.messages import (
     Chunk,
+    Complete,
     Credit,
     Decision,
     Deploy,
     Deployed,
+    Echo,
     Failed,
     Heartbeat,
     Hop,
@@ -32,6 +34,7 @@ from dcnr.bus.messages import (
     Save,
     Saved,
     SavedPart,
+    SaveFailed,
     SessionMetrics,
     StepDone,
     StepMetrics,
@@ -45,16 +48,24 @@ P, S, E, N = PNodeId("p-1"), SessionId("s_1"), Epoch(3), NetworkId("net")
 INFO = PNodeInfo(P, "inc", "host", "cpu", "cpu", 8 << 30, 1, 2, 77, "0.1")
 HOP = Hop(N, S, E, 1, 2, 0, "bwd", NodeId("a"), 0, ((NodeId("b"), 0), (NodeId("c"), 1)), P, "bfloat16", (12, 64, 128), nbytes=196608)
 HYPER: dict[str, str | int | float | bool | None] = {"lr": 1e-3, "name": "adam", "clip": None, "nesterov": False, "n": 3}
+DECISION = Decision(S, E, 7, False, 1e-3, 0.5, 0.25, 2.5, 1.0, 65536.0, {"scale": 65536.0, "good": 1}, save=True)
 MESSAGES: list[Message] = [
     HOP,
     Chunk(P, 9, 512, 1024),
     Credit(P, 9, -1),
     Meet(P, (("10.0.0.1", 4000), ("::1", 1)), "00ff", encrypted=True),
-    Heartbeat(INFO, (Hosted(S, E, 4, 22, 100), Hosted(S, E, 5, 1, 1)), stopping=True, age=7.5, links=(PeerLink(P, "tcp", 2.5),)),
+    Heartbeat(
+        INFO,
+        (Hosted(S, E, 4, 22, 100), Hosted(S, E, 7, 1, 1, 2, 9, True, DECISION)),
+        stopping=True,
+        age=7.5,
+        links=(PeerLink(P, "tcp", 2.5),),
+    ),
     Deploy(N, S, E, "name: x\n", True, {"a": P}, (INFO,), HYPER, {"scale": 65536.0}, 2**63, 100, 4, 16, 0, "file:///x", None, False),
     Undeploy(S, E),
     Save(S, E, 7),
-    Decision(S, E, 7, False, 7, 1e-3, 0.5, 0.25, 65536.0),
+    DECISION,
+    Complete(S, E, 7),
     Deployed(P, S, E, 7, 123),
     Refused(P, S, E, "needs 8 GiB, has 1 GiB"),
     Loss(P, S, E, 7, 0, NodeId("loss"), 3, 2.5),
@@ -62,10 +73,12 @@ MESSAGES: list[Message] = [
     StepDone(P, S, E, 7, 2.5, 1.0, False, 1e-3, 1.0, {"good": 1}),
     Saved(P, S, E, 7, SavedPart("k", "ab", 12, ("a.weight",)), None),
     Saved(P, S, E, 7, SavedPart("k", "ab", 12, ()), {"good": 1, "scale": 0.5}),
-    Failed(P, S, E, "broke", "Traceback"),
-    StepMetrics(S, 1, 2.5, 1e-3, 1.0, 1.0, False, 100.0, 9.5),
+    SaveFailed(P, S, E, 7, "disk full"),
+    Failed(P, S, E, "broke", "Traceback", world=True),
+    Echo(P, 1),
+    StepMetrics(S, 1, 2.5, 1e-3, 1.0, 1.0, False, 100.0, 9.5, E),
     SessionMetrics(S, "running", 1, ""),
-    SessionMetrics(S, "suspended", 1, "lost", fault=True),
+    SessionMetrics(S, "suspended", 1, "asked for"),
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dcnr.bus.credit import ACK_EVERY, MIN_WINDOW, RECEIVER_WINDOW, Seen, window
+from dcnr.bus.credit import ACK_EVERY, MIN_WINDOW, RECEIVER_WINDOW, SENDERS, Seen, window
 from dcnr.ids import PNodeId
 
 
@@ -27,3 +27,15 @@ def test_seen_remembers_the_last_transfers_of_each_sender() -> None:
     assert [seen.add((a, number)) for number in (1, 2, 2, 3, 4)] == [True, True, False, True, True]
     assert [(a, number) in seen for number in (1, 2, 3, 4)] == [False, True, True, True]
     assert (b, 1) in seen
+
+
+def test_of_many_senders_those_that_sent_last_are_remembered() -> None:
+    """Names that come and go do not fill the memory, and do not push out those that stay."""
+    seen, stays = Seen(), PNodeId("stays")
+    seen.add((stays, 0))
+    for number in range(SENDERS + 10):
+        assert seen.add((PNodeId(f"p{number}"), 1))
+        assert seen.add((stays, number + 1))
+    assert (PNodeId("p10"), 1) not in seen
+    assert (PNodeId("p11"), 1) in seen
+    assert (stays, SENDERS) in seen

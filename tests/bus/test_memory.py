@@ -6,7 +6,8 @@ import pytest
 
 from dcnr.bus.base import Bus
 from dcnr.bus.memory import MemoryBroker, matches
-from tests.bus.contract import BusContract, Connect
+from dcnr.errors import WorldError
+from tests.bus.contract import BusContract, Connect, until
 
 
 class TestMemoryBus(BusContract):
@@ -41,3 +42,24 @@ async def test_delivery_is_in_publishing_order_across_subjects() -> None:
         await bus.publish("ab"[i % 2], b"%d" % i)
     await bus.close()
     assert got == [b"%d" % i for i in range(10)]
+
+
+async def test_a_fate_loses_repeats_and_delays() -> None:
+    """By who sends what to whom; without one, nothing happens to messages."""
+    broker, got = MemoryBroker(), list[bytes]()
+    one, two = broker.connect("one"), broker.connect("two")
+    await two.subscribe("x", got.append)
+    asked = list[tuple[str, str, str, bytes]]()
+
+    def fate(sender: str, receiver: str, subject: str, data: bytes) -> tuple[float, ...]:
+        asked.append((sender, receiver, subject, data))
+        return {b"lost": (), b"twice": (0.0, 0.0), b"late": (0.01,)}.get(data, (0.0,))
+
+    broker.fate = fate
+    for data in (b"lost", b"late", b"twice", b"plain"):
+        await one.publish("x", data)
+    await until(lambda: len(got) == 4)
+    assert got == [b"twice", b"twice", b"plain", b"late"]
+    assert asked[0] == ("one", "two", "x", b"lost")
+    with pytest.raises(WorldError, match="no answer"):
+        await one.request("x", b"lost", 0.01)

@@ -13,11 +13,14 @@ from pathlib import Path
 import pytest
 from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
+from structlog.testing import capture_logs
 
+from dcnr.bus import nats
 from dcnr.bus.base import Bus, Way
-from dcnr.bus.nats import NatsBus, connect
+from dcnr.bus.nats import PENDING_SIZE, NatsBus, connect
 from dcnr.bus.server import NatsServer
 from dcnr.errors import BusUnavailable, UserError, WorldError
+from tests.bus.clusters import free_ports, nats_cluster
 from tests.bus.contract import BusContract, Connect, fresh, until
 
 
@@ -150,6 +153,18 @@ async def test_a_client_closed_by_the_server_is_rebuilt_with_its_subscriptions(o
     await bus.close()
 
 
+async def test_a_client_whose_reading_has_ended_is_rebuilt(own_server: NatsServer) -> None:
+    """It looks connected, and hears nothing for ever."""
+    bus, got = await connect(own_server.url, "test"), list[bytes]()
+    await bus.subscribe("again", got.append)
+    client = bus._client
+    assert client._reading_task is not None
+    client._reading_task.cancel()
+    await until(lambda: bus._client is not client and bus.is_connected)
+    await until_heard(bus, got)
+    await bus.close()
+
+
 @asynccontextmanager
 async def recorded(url: str) -> AsyncIterator[tuple[str, bytearray]]:
     """A door to the server at `url`, and all that clients said through it."""
@@ -255,3 +270,150 @@ async def test_close_returns_within_3_s_from_a_hung_server(own_server: NatsServe
             await bus.close()
     finally:
         os.kill(own_server.pid, signal.SIGCONT)
+
+
+async def test_a_patient_connection_waits_for_its_server_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent may be started before the server; one line every few seconds, not one for each attempt."""
+    monkeypatch.setattr(nats, "RECONNECT_WAIT", 0.01)
+    (port,) = free_ports(1)
+    attempts = 0
+
+    async def count(*_: object) -> bool:
+        nonlocal attempts
+        attempts += 1
+        return False
+
+    with monkeypatch.context() as patch, capture_logs() as logs:
+        patch.setattr(nats, "_anyone_listens", count)
+        waiting = asyncio.create_task(connect(f"nats://127.0.0.1:{port}", "early", patient=True))
+        await until(lambda: attempts > 5)
+    lines = [line for line in logs if line["event"].endswith("yet; trying again")]
+    assert len(lines) == 1
+    server = NatsServer(tmp_path / "late", port=port)
+    await server.start()
+    bus = await waiting
+    assert bus.is_connected
+    await bus.close()
+    await server.stop()
+
+
+@pytest.mark.parametrize("patient", [False, True])
+async def test_refused_credentials_and_bad_addresses_are_errors_however_patient(tmp_path: Path, patient: bool) -> None:
+    """Waiting mends neither; the password is not shown."""
+    with pytest.raises(UserError, match="is not the address"):
+        await connect("nats://host:port", "test", patient)
+    async with nats_cluster(tmp_path, 1, 'authorization { user: "u", password: "good" }') as servers:
+        with pytest.raises(UserError, match="Authorization Violation") as raised:
+            await connect(servers.url(0, user="u:wrong@"), "test", patient)
+        assert not isinstance(raised.value, BusUnavailable)
+        assert "wrong" not in str(raised.value)
+        bus = await connect(servers.url(0, user="u:good@"), "test", patient)
+        await bus.close()
+
+
+async def test_a_server_that_dies_five_times_in_a_row_under_traffic(own_server: NatsServer, tmp_path: Path) -> None:
+    """Each time subscriptions and requests come back by themselves, and what is heard is a part of what was said, in order."""
+    bus, other, got = await connect(own_server.url, "one"), await connect(own_server.url, "two"), list[int]()
+    await other.subscribe("traffic", lambda data: got.append(int(data)))
+
+    async def echo(data: bytes) -> bytes:
+        return data
+
+    await other.serve("echo", echo)
+    number = 0
+
+    async def talk() -> None:
+        nonlocal number
+        while True:
+            number += 1
+            with suppress(WorldError):
+                await bus.publish("traffic", b"%d" % number)
+            await asyncio.sleep(0.002)
+
+    talking, server = asyncio.create_task(talk()), own_server
+    for _ in range(5):
+        heard = len(got)
+        await until(lambda heard=heard: len(got) > heard + 10)  # type: ignore[misc]
+        server.kill()
+        await until(lambda: not bus.is_connected and not other.is_connected)
+        await server.stop()
+        server = await _restarted(server, tmp_path / "own")
+        mark = number
+        await until(lambda mark=mark: bool(got) and got[-1] > mark)  # type: ignore[misc]
+        assert await bus.request("echo", b"x", 5) == b"x"
+    talking.cancel()
+    assert got == sorted(set(got))
+    for one in (bus, other):
+        await one.close()
+    await server.stop()
+
+
+async def test_a_request_during_an_outage_fails_at_once(own_server: NatsServer) -> None:
+    """Also one that waits for its answer when the connection is lost; nothing waits for its time-out."""
+    bus = await connect(own_server.url, "test")
+    await bus.subscribe("silent", lambda _: None)
+    waiting = asyncio.create_task(bus.request("silent", b"", 60))
+    with pytest.raises(WorldError, match="no answer"):  # by now the first one is on its way
+        await bus.request("silent", b"", 0.05)
+    own_server.kill()
+    async with asyncio.timeout(5):
+        with pytest.raises(WorldError, match="was lost"):
+            await waiting
+        with pytest.raises(WorldError, match="no connection"):
+            await bus.request("silent", b"", 60)
+    await bus.close()
+
+
+async def test_what_is_held_during_an_outage_is_bounded_and_nobody_waits(own_server: NatsServer) -> None:
+    """Small control messages without end: each is taken or refused at once, and no more than `PENDING_SIZE` is kept."""
+    bus = await connect(own_server.url, "test")
+    await own_server.stop()
+    await until(lambda: not bus.is_connected)
+    refused = 0
+    async with asyncio.timeout(20):
+        for _ in range(PENDING_SIZE // 4096 + 100):
+            try:
+                await bus.publish("control", bytes(4096))
+            except WorldError:
+                refused += 1
+    assert refused > 50
+    assert bus._client.pending_data_size <= PENDING_SIZE + 8192
+    await bus.close()
+
+
+async def test_a_subscription_that_failed_is_not_half_there(own_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever tries again would hear everything twice."""
+    monkeypatch.setattr(nats, "FLUSH_TIMEOUT", 0.05)
+    bus, got = await connect(own_server.url, "test"), list[bytes]()
+    assert own_server.pid is not None
+    os.kill(own_server.pid, signal.SIGSTOP)
+    with pytest.raises(WorldError):
+        await bus.subscribe("once", got.append)
+    os.kill(own_server.pid, signal.SIGCONT)
+    monkeypatch.setattr(nats, "FLUSH_TIMEOUT", 5)
+    await bus.subscribe("once", got.append)
+    await bus.subscribe("end", got.append)
+    await bus.publish("once", b"x")
+    await bus.publish("end", b"end")
+    await until(lambda: b"end" in got)
+    assert got == [b"x", b"end"]
+    await bus.close()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGUSR2], ids=["killed", "lame duck"])
+async def test_clients_of_a_server_that_ends_go_to_another_of_the_cluster(tmp_path: Path, how: signal.Signals) -> None:
+    """With their subscriptions, also to servers that they were not told of, with the same credentials."""
+    async with nats_cluster(tmp_path, 3, 'authorization { user: "u", password: "p" }') as servers:
+        one = await connect(servers.url(0, user="u:p@"), "one")
+        two = await connect(f"{servers.url(1, user='u:p@')},{servers.url(2, user='u:p@')}", "two")
+        got = list[bytes]()
+        await one.subscribe("again", got.append)
+        await until_heard(two, got)
+        lost = one._lost
+        servers.end(0, how)
+        await until(lost.done, 30)
+        await until(lambda: one.is_connected)
+        got.clear()
+        await until_heard(two, got)
+        for bus in (one, two):
+            await bus.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dcnr.bus.nats import connect
-from dcnr.bus.server import MIN_VERSION, NatsServer, configuration, find_binary, read_version
+from dcnr.bus.server import ACCOUNT, MIN_VERSION, NatsServer, configuration, find_binary, read_version
 from dcnr.errors import UserError
 from tests.bus.contract import until
 
@@ -169,6 +169,28 @@ def test_a_program_that_is_no_server_is_refused(tmp_path: Path) -> None:
     program.write_text("no program")
     with pytest.raises(UserError, match="does not run"):
         read_version(program)
+
+
+async def test_what_an_earlier_version_stored_is_taken_along(tmp_path: Path) -> None:
+    """It kept buckets under the default account; a store that has our account already stays as it is."""
+    server = NatsServer(tmp_path)
+    await server.start()
+    bus = await connect(server.url, "t")
+    await (await bus.kv("kept")).put("key", b"value")
+    await bus.close()
+    await server.stop()
+    accounts = tmp_path / "jetstream" / "jetstream"
+    (accounts / ACCOUNT).rename(accounts / "$G")
+    for _ in range(2):
+        server = NatsServer(tmp_path)
+        await server.start()
+        bus = await connect(server.url, "t")
+        entry = await (await bus.kv("kept", make=False)).get("key")
+        assert entry is not None
+        assert entry.value == b"value"
+        await bus.close()
+        await server.stop()
+        (accounts / "$G").mkdir(exist_ok=True)
 
 
 def test_the_configuration_quotes_paths() -> None:

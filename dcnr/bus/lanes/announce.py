@@ -1,4 +1,4 @@
-"""Headers of tensors that lie in memory which the receiver is to read: published until there is a credit.
+"""Headers of tensors that lie in memory which the receiver is to read: published until there is a credit, or no hope of one.
 
 The memory must be looked after even if the sender gives up, or the process ends while a header is on its way: so each header has a task of
 its own, and what is done at its end is done by a callback, which also runs if the task never began.
@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from dcnr.bus.lanes.base import REFUSED, TRIES, LaneBroken, Port, resolve
+from dcnr.bus.lanes.base import REFUSED, LaneBroken, Port, gone, resolve, silent
 from dcnr.bus.messages import Credit, Hop
+from dcnr.bus.pace import Patience
 from dcnr.errors import WorldError
 from dcnr.ids import PNodeId
 
@@ -26,6 +27,7 @@ class _Announced:
     refusal: Callable[[], LaneBroken]
     credited: asyncio.Event = field(default_factory=asyncio.Event)
     refused: bool = False
+    released: bool = False
 
 
 class Announcements:
@@ -33,7 +35,8 @@ class Announcements:
 
     def __init__(self, port: Port, patience: float) -> None:
         self._port = port
-        self._patience = patience
+        self._first = patience
+        self._patience: dict[PNodeId, Patience] = {}
         self._announced: dict[int, _Announced] = {}
 
     async def send(self, to: PNodeId, hop: Hop, settle: Callable[[bool], None], refusal: Callable[[], LaneBroken]) -> asyncio.Future[None]:
@@ -66,18 +69,33 @@ class Announcements:
             announced.refused = credit.received == REFUSED
             announced.credited.set()
 
+    def release(self, peer: PNodeId) -> None:
+        """A peer is gone: nothing more is to be expected of it."""
+        self._patience.pop(peer, None)
+        for announced in self._announced.values():
+            if announced.to == peer:
+                announced.released = True
+                announced.credited.set()
+
     async def _see_through(self, hop: Hop, announced: _Announced, published: asyncio.Future[None]) -> Exception | None:
         """Returns what went wrong."""
-        for _ in range(TRIES + 1):
+        time, again = asyncio.get_running_loop().time, 0
+        patience, began = self._patience.setdefault(announced.to, Patience(self._first)), time()
+        while time() < began + patience.limit:
             try:
                 await self._port.publish(hop)
             except WorldError as error:  # no connection; the next round tries again
                 _log.debug("header not sent", to=announced.to, error=str(error))
             resolve(published)
             try:
-                async with asyncio.timeout(self._patience):
+                async with asyncio.timeout(patience.pause(again)):
                     await announced.credited.wait()
             except TimeoutError:
+                again += 1
                 continue
+            if announced.released:
+                return gone(announced.to)
+            if not again:
+                patience.note(time() - began)
             return announced.refusal() if announced.refused else None
-        return WorldError(f"{announced.to} does not take tensors", "is it alive? see: dcnr pnode list")
+        return silent(announced.to)

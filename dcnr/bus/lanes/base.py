@@ -29,10 +29,6 @@ from dcnr.ids import PNodeId
 HEADER_ROOM = 4096
 """Bytes of a message left for the header before an inline payload."""
 TENSOR_LIMIT = 4 << 30
-PATIENCE = 2.0
-"""Seconds without a sign of the receiver after which what it did not acknowledge is sent again."""
-TRIES = 4
-"""How often; then the transfer has failed."""
 REFUSED = -1
 """`Credit.received` of a receiver that cannot use this lane."""
 
@@ -136,6 +132,10 @@ class Receives(Protocol):
         """A receiver speaks of a transfer, perhaps of another lane."""
         ...
 
+    def release(self, peer: PNodeId) -> None:
+        """A peer takes no part any more, or was started anew: what is on its way to it fails, what it had begun to send is let go."""
+        ...
+
     async def close(self) -> None:
         """Let go of everything; transfers under way fail."""
         ...
@@ -234,6 +234,16 @@ class Port:
             await self.bus.publish(subjects.peer(sender, "credit"), codec.encode(credit))
         except (UserError, WorldError) as error:
             _log.debug("credit not sent", to=sender, error=str(error))
+
+
+def gone(peer: PNodeId) -> WorldError:
+    """What a send to a peer that was released ends with."""
+    return WorldError(f"{peer} takes no part any more")
+
+
+def silent(peer: PNodeId) -> WorldError:
+    """What a send ends with of which the peer gave no sign for too long."""
+    return WorldError(f"{peer} does not take tensors", "is it alive? see: dcnr pnode list")
 
 
 def check(hop: Hop) -> None:

@@ -13,9 +13,10 @@ from dcnr.bus import codec, subjects
 from dcnr.bus.base import Subscription
 from dcnr.bus.chunks import Complete, Discard, Effect, Grant, Inflow, Outflow, SendChunk, SendHeader, Write
 from dcnr.bus.credit import Key, key, window
-from dcnr.bus.lanes.base import PATIENCE, TENSOR_LIMIT, TRIES, Bytes, Port, resolve
+from dcnr.bus.lanes.base import TENSOR_LIMIT, Bytes, Port, gone, resolve, silent
 from dcnr.bus.lanes.pool import Pool
 from dcnr.bus.messages import Chunk, Credit, Hop
+from dcnr.bus.pace import PATIENCE, TRIES
 from dcnr.errors import PeerError, WorldError
 from dcnr.ids import NetworkId, NodeId, PNodeId
 
@@ -81,8 +82,8 @@ class ChunksLane:
         transfer = _Transfer(replace(hop, lane=self.name), data, loop.create_future(), loop.create_future())
         flow = self._flows.get(to)
         if flow is None:
-            chunk = min(CHUNK, self._port.bus.max_payload - _CHUNK_ROOM)
-            flow = self._flows[to] = _Flow(to, Outflow(self._window, chunk, self._patience, TRIES))
+            flow = self._flows[to] = _Flow(to, Outflow(self._window, CHUNK, self._patience, TRIES))
+        flow.machine.chunk = min(CHUNK, self._port.bus.max_payload - _CHUNK_ROOM)  # the server may be another one by now
         flow.transfers[hop.transfer] = transfer
         flow.machine.add(hop.transfer, hop.nbytes, loop.time())
         flow.wake.set()
@@ -114,6 +115,16 @@ class ChunksLane:
         """Let go of half-received hops to these nodes."""
         self._perform(self._inflow.forget(network, nodes), memoryview(b""))
 
+    def release(self, peer: PNodeId) -> None:
+        """What is under way to it fails at once; what it had begun to send is let go."""
+        flow = self._flows.pop(peer, None)
+        if flow is not None:
+            for number in tuple(flow.transfers):
+                self._settle(flow, number, gone(peer))
+                flow.machine.drop(number)
+            flow.wake.set()
+        self._perform(self._inflow.release(peer, asyncio.get_running_loop().time()), memoryview(b""))
+
     async def close(self) -> None:
         """Stop hearing. The port has ended the sending."""
         if self._subscription is not None:
@@ -122,7 +133,7 @@ class ChunksLane:
 
     async def _pump(self, flow: _Flow) -> None:
         while flow.transfers:
-            step = flow.machine.next()
+            step = flow.machine.next(asyncio.get_running_loop().time())
             try:
                 match step:
                     case SendHeader(number):
@@ -153,7 +164,7 @@ class ChunksLane:
                 await flow.wake.wait()
         except TimeoutError:
             for number in flow.machine.tick(asyncio.get_running_loop().time()):
-                self._settle(flow, number, WorldError(f"{flow.to} does not take tensors", "is it alive? see: dcnr pnode list"))
+                self._settle(flow, number, silent(flow.to))
 
     def _mark_sent(self, flow: _Flow, number: int) -> None:
         transfer = flow.transfers.get(number)

@@ -19,9 +19,10 @@ import structlog
 
 from dcnr.bus.credit import Key, key
 from dcnr.bus.lanes.announce import Announcements
-from dcnr.bus.lanes.base import DTYPES, PATIENCE, REFUSED, DeviceBuffer, DeviceSide, LaneBroken, Port
+from dcnr.bus.lanes.base import DTYPES, REFUSED, DeviceBuffer, DeviceSide, LaneBroken, Port, gone
 from dcnr.bus.lanes.ring import Ring
 from dcnr.bus.messages import Credit, Hop
+from dcnr.bus.pace import PATIENCE
 from dcnr.errors import BackendUnavailable, PeerError
 from dcnr.ids import PNodeId
 
@@ -42,6 +43,8 @@ class _Staging:
     handle: bytes
     ring: Ring
     freed: asyncio.Event = field(default_factory=asyncio.Event)
+    copies: set[asyncio.Future[None]] = field(default_factory=set)
+    """Those that write into it at this moment."""
 
     def free(self, start: int) -> None:
         self.ring.release(start)
@@ -60,6 +63,8 @@ class CudaIpcLane:
         self._given_up: set[PNodeId] = set()
         self._stagings: dict[PNodeId, _Staging] = {}
         self._opened: dict[PNodeId, dict[bytes, int]] = {}
+        self._unused: list[_Staging] = []
+        self._unread: list[int] = []
         self._taking: set[Key] = set()
         self._turn = asyncio.Lock()
         self._announcements = Announcements(port, patience)
@@ -86,7 +91,7 @@ class CudaIpcLane:
         def settle(taken: bool) -> None:
             if taken:
                 staging.free(start)
-            else:
+            elif self._stagings.get(to) is staging:
                 self._given_up.add(to)
                 staging.freed.set()
 
@@ -105,20 +110,35 @@ class CudaIpcLane:
         """The receiver has copied a slot, or cannot."""
         self._announcements.credit(credit)
 
-    async def release(self, peer: PNodeId) -> None:
-        """`peer` takes no part any more, or was started anew: nobody reads what lies in its ring, and its memory is of no use."""
+    def release(self, peer: PNodeId) -> None:
+        """Nobody reads what lies in its ring, and its memory is of no use: both go back in the background, in this order."""
+        self._announcements.release(peer)
         self._given_up.discard(peer)
-        staging = self._stagings.pop(peer, None)
-        if staging is not None:
-            staging.freed.set()
-            await asyncio.to_thread(self._device.port.unstage, staging.address)
-        for address in self._opened.pop(peer, {}).values():
-            await asyncio.to_thread(self._device.port.close, address)
+        self._leave(peer)
+        self._port.start(self._let_go())
 
     async def close(self) -> None:
         """Give everything back. The port has ended the tasks."""
         for peer in {*self._stagings, *self._opened}:
-            await self.release(peer)
+            self._leave(peer)
+        await self._let_go()
+
+    def _leave(self, peer: PNodeId) -> None:
+        if (staging := self._stagings.pop(peer, None)) is not None:
+            staging.freed.set()
+            self._unused.append(staging)
+        self._unread += self._opened.pop(peer, {}).values()
+
+    async def _let_go(self) -> None:
+        """Give back what nobody uses any more, once the last copy from or to it is done."""
+        while self._unused:
+            staging = self._unused.pop()
+            if staging.copies:
+                await asyncio.wait(staging.copies)
+            await asyncio.to_thread(self._device.port.unstage, staging.address)
+        async with self._turn:
+            while self._unread:
+                await asyncio.to_thread(self._device.port.close, self._unread.pop())
 
     # -- sending ---------------------------------------------------------------------------------------------------------
 
@@ -129,6 +149,8 @@ class CudaIpcLane:
             self._device.port.copy(staging.address + start, data.ptr, data.nbytes)
 
         copying = asyncio.ensure_future(asyncio.to_thread(copy))
+        staging.copies.add(copying)
+        copying.add_done_callback(staging.copies.discard)
         try:
             await asyncio.shield(copying)
         except asyncio.CancelledError:
@@ -151,7 +173,9 @@ class CudaIpcLane:
         staging.freed.clear()
         await staging.freed.wait()
         self._port.check_open()
-        if to in self._given_up or self._stagings.get(to) is not staging:
+        if self._stagings.get(to) is not staging:
+            raise gone(to)
+        if to in self._given_up:
             raise LaneBroken(f"{to} is not reached from device to device any more")
 
     async def _renew(self, to: PNodeId, nbytes: int) -> _Staging:

@@ -48,5 +48,8 @@ class InlineLane:
     def on_credit(self, credit: Credit) -> None:
         """Nothing waits for one."""
 
+    def release(self, peer: PNodeId) -> None:
+        """Nothing is kept."""
+
     async def close(self) -> None:
         """Nothing to let go of."""

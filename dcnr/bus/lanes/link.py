@@ -2,7 +2,8 @@
 
 - A frame is a head of 32 bytes and at most `PIECE` bytes of a transfer, so nothing waits long behind a large tensor.
 - Reading asks for exactly what is missing next: a head into the link's own memory, a piece into the array that `Inbox.place` names.
-- Writing waits while the socket is behind, so a peer that does not read stops us. One that takes nothing for `patience` seconds is gone.
+- Writing waits while the socket is behind, so a peer that does not read stops us. One that takes nothing for `patience` seconds is gone;
+  one that takes little is waited for.
 - Whatever breaks the protocol ends the connection: there is no way to find the next frame.
 """
 
@@ -124,15 +125,25 @@ class Link(asyncio.BufferedProtocol):
         self._transport.write(head)
         self._transport.write(part)
         try:
-            async with asyncio.timeout(self._patience):
-                await self._room.wait()
-        except TimeoutError:
-            self.abort()
-            raise LaneBroken(f"{self.peer} has taken nothing for {self._patience:g} s") from None
+            await self._left(self._transport)
         except asyncio.CancelledError:
             if not self._room.is_set():  # what waits here lies in memory that its owner may change from now on
                 self.abort()
             raise
+
+    async def _left(self, transport: asyncio.Transport) -> None:
+        """Until everything has left this process, however slowly."""
+        waiting = transport.get_write_buffer_size()
+        while True:
+            try:
+                async with asyncio.timeout(self._patience):
+                    await self._room.wait()
+                return
+            except TimeoutError:
+                waited, waiting = waiting, transport.get_write_buffer_size()
+                if waiting >= waited:
+                    self.abort()
+                    raise LaneBroken(f"{self.peer} has taken nothing for {self._patience:g} s") from None
 
     # -- what asyncio calls ----------------------------------------------------------------------------------------------
 

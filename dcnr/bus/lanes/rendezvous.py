@@ -105,6 +105,12 @@ class Rendezvous:
             await self._changed.wait()
         return link
 
+    def release(self, peer: PNodeId) -> None:
+        """Who was connected is gone, and whoever bears the name now is another."""
+        self._tokens.pop(peer, None)
+        for link in self._links.get(peer, ()):
+            link.abort()
+
     def established(self, link: Link) -> None:
         """A handshake is over. The token of one who called us is used up."""
         if link in self._strangers:
@@ -119,6 +125,8 @@ class Rendezvous:
         links = self._links.get(link.peer, [])
         if link in links:
             links.remove(link)
+            if not links:
+                del self._links[link.peer]
 
     async def close(self) -> None:
         """End every connection. The port has ended the tasks."""

@@ -1,7 +1,8 @@
 """Memory that processes of one host share: mapped files on a RAM disk.
 
 Not `multiprocessing.shared_memory`: until Python 3.13 its resource tracker unlinks a segment when any process that attached to it ends.
-The owner holds a lock on the file for its life, so a file without one is the remains of a killed process, whatever its pid says.
+The owner holds a lock on the file for its life, so a file without one is the remains of a killed process, whatever its pid says. Those
+are removed by whoever looks: each process of the host at its start, and when it learns that a peer is gone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pathlib import Path
 
 _NAME = re.compile(r"dcnr-[0-9]+-[0-9a-f]{8}")
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
+_ATTEMPTS = 16
+"""Whoever sweeps may take a file in the moment between its making and its lock; so often in a row is no chance."""
 SHARE = 2
 """No segment takes more than this part (1 / 2) of what is free: several processes share it."""
 
@@ -57,11 +60,8 @@ def create(size: int, share: int = SHARE) -> Segment:
     disk = os.statvfs(directory())
     if size * share > disk.f_bavail * disk.f_frsize:
         raise OSError(f"{directory()} has {disk.f_bavail * disk.f_frsize} bytes free; {size * share} are needed")
-    name = f"dcnr-{os.getpid()}-{secrets.token_hex(4)}"
-    path = directory() / name
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    name, fd = _new_file()
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(fd, 0, size)
         else:
@@ -69,10 +69,23 @@ def create(size: int, share: int = SHARE) -> Segment:
         # The mapping holds a duplicate of the descriptor, and with it the lock.
         return Segment(name, mmap.mmap(fd, size, flags=mmap.MAP_SHARED | _POPULATE), owned=True)
     except OSError:
-        path.unlink(missing_ok=True)
+        (directory() / name).unlink(missing_ok=True)
         raise
     finally:
         os.close(fd)
+
+
+def _new_file() -> tuple[str, int]:
+    """An empty file with our lock on it: its name and descriptor."""
+    for _ in range(_ATTEMPTS):
+        name = f"dcnr-{os.getpid()}-{secrets.token_hex(4)}"
+        fd = os.open(directory() / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        with suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(fd).st_nlink:
+                return name, fd
+        os.close(fd)  # swept; its file is gone, or goes in this moment
+    raise OSError(f"files in {directory()} are removed as soon as they are made")
 
 
 def attach(name: str, control: int = 0) -> Segment:

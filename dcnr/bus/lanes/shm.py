@@ -4,6 +4,7 @@
 - Others, and those for which there is nothing left to lend, go through a ring, from which the receiver copies: one per receiver, made by
   the sender at first use and made anew, larger, when a tensor does not fit twice. `Hop.lane` is `shm:<segment>:<offset>`.
 - Credits say that a tensor was taken and give slots of the ring back; a header without credit is sent again.
+- A peer that is gone takes the memory for it along, and what it had lent us. What it owned itself is removed by whoever sees its end.
 - A slot begins with the number of its transfer, read before and after the copy, so a late header never delivers another tensor's bytes.
 - Where shared memory has no room, or the receiver cannot open it, this lane is given up for that receiver with a line in the log.
 """
@@ -22,12 +23,13 @@ import structlog
 from dcnr.bus.credit import key
 from dcnr.bus.lanes import lending, segment
 from dcnr.bus.lanes.announce import Announcements
-from dcnr.bus.lanes.base import PATIENCE, REFUSED, Bytes, LaneBroken, Port
+from dcnr.bus.lanes.base import REFUSED, Bytes, LaneBroken, Port, gone
 from dcnr.bus.lanes.lending import CONTROL, LEND_FROM, Shelf
 from dcnr.bus.lanes.pool import Pool
 from dcnr.bus.lanes.ring import Ring
 from dcnr.bus.lanes.segment import Segment
 from dcnr.bus.messages import Credit, Hop
+from dcnr.bus.pace import PATIENCE
 from dcnr.errors import PeerError, WorldError
 from dcnr.ids import PNodeId
 
@@ -51,14 +53,22 @@ class _Outbox:
     segment: Segment
     ring: Ring
     freed: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: bool = False
 
     def write(self, start: int, transfer: int, data: Bytes) -> None:
         _NUMBER.pack_into(self.segment.memory, start, transfer)
         np.frombuffer(self.segment.memory, np.uint8, len(data), start + _SLOT_HEADER)[:] = data
 
     def free(self, start: int) -> None:
-        _NUMBER.pack_into(self.segment.memory, start, _NOBODY)
-        self.ring.release(start)
+        if not self.closed:
+            _NUMBER.pack_into(self.segment.memory, start, _NOBODY)
+            self.ring.release(start)
+        self.freed.set()
+
+    def close(self) -> None:
+        """Whoever waits for room learns it."""
+        self.closed = True
+        self.segment.close()
         self.freed.set()
 
 
@@ -124,22 +134,35 @@ class ShmLane:
         self._announcements.credit(credit)
 
     def release(self, peer: PNodeId) -> None:
-        """Count no longer on `peer` to give back what it borrowed: it takes no part any more, or was started anew."""
-        if (shelf := self._shelves.pop(peer, None)) is not None:
-            shelf.close()
+        """Nobody reads what lies here for it, and what it owned is of no use: if it was killed, nobody else removes that."""
+        self._announcements.release(peer)
+        self._given_up.discard(peer)
+        self._unmap(peer)
+        self._unmap_gone()
+        self._port.start(asyncio.to_thread(segment.sweep))
+
+    def _unmap_gone(self) -> None:
+        """A late header may have mapped what its sender has let go of since."""
+        for sender, known in tuple(self._borrowed.items()):
+            self._borrowed[sender] = {name: one for name, one in known.items() if one.exists}
+            if not self._borrowed[sender]:
+                del self._borrowed[sender]
+        for sender in [sender for sender, inbox in self._inboxes.items() if not inbox.exists]:
+            self._inboxes.pop(sender).close()
 
     async def close(self) -> None:
         """Unmap and remove. The port has ended the tasks."""
-        for outbox in self._outboxes.values():
-            outbox.segment.close()
-        for inbox in self._inboxes.values():
-            inbox.close()
-        for shelf in self._shelves.values():
+        for peer in {*self._outboxes, *self._inboxes, *self._shelves, *self._borrowed}:
+            self._unmap(peer)
+
+    def _unmap(self, peer: PNodeId) -> None:
+        if (shelf := self._shelves.pop(peer, None)) is not None:
             shelf.close()
-        self._outboxes.clear()
-        self._inboxes.clear()
-        self._shelves.clear()
-        self._borrowed.clear()
+        if (outbox := self._outboxes.pop(peer, None)) is not None:
+            outbox.close()
+        if (inbox := self._inboxes.pop(peer, None)) is not None:
+            inbox.close()
+        self._borrowed.pop(peer, None)  # unmapped when the last array over it is gone
 
     # -- sending ---------------------------------------------------------------------------------------------------------
 
@@ -165,6 +188,9 @@ class ShmLane:
             except OSError as error:
                 _log.debug("nothing to lend", pnode=self._port.me, peer=to, error=str(error))
             else:
+                if self._shelves.get(to) is not shelf:
+                    found.close()
+                    raise gone(to)
                 shelf.add(found)
         return None if found is None else (found, shelf)
 
@@ -174,26 +200,28 @@ class ShmLane:
             outbox = await self._renew(to, need)
         self._port.check_open()
         while (start := outbox.ring.reserve(need)) is None:
-            await self._freed(outbox)
+            await self._freed(to, outbox)
         return outbox, start
 
-    async def _freed(self, outbox: _Outbox) -> None:
+    async def _freed(self, to: PNodeId, outbox: _Outbox) -> None:
         outbox.freed.clear()
         await outbox.freed.wait()
         self._port.check_open()
+        if outbox.closed:
+            raise gone(to)
 
     async def _renew(self, to: PNodeId, need: int) -> _Outbox:
         """A ring with room for two such tensors, once the old one is idle."""
         old = self._outboxes.get(to)
         while old is not None and len(old.ring):
-            await self._freed(old)
+            await self._freed(to, old)
         size = max(MIN_RING, -(-2 * need // _GRAIN) * _GRAIN)
         try:
             made = await self._make(size, segment.SHARE)
         except OSError as error:
             raise self._broken(to, f"no shared memory: {error}") from error
         if old is not None:
-            old.segment.close()
+            old.close()
         outbox = self._outboxes[to] = _Outbox(made, Ring(size))
         return outbox
 

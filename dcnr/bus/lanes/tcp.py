@@ -3,8 +3,9 @@
 - `rendezvous` makes the connections, `link` carries the bytes; this file knows transfers. Header and bytes may come in any order.
 - The receiver reads each piece straight into the array that is delivered. It acknowledges whole transfers, by a credit over the bus.
 - At most `WINDOW` bytes (or two tensors) to one receiver are not acknowledged. A receiver that does not read stops the sender by itself.
-- The bytes cannot get lost as long as the connection stands, so only the header is repeated. A connection that breaks gives its
-  transfers back as `LaneBroken`; they go another way, and `Port.seen` sees to it that each is delivered once.
+- The bytes cannot get lost as long as the connection stands, so only the header is repeated. What the socket holds takes no longer to
+  arrive than the whole took to leave, so a slow connection has its time. One that breaks gives its transfers back as `LaneBroken`; they
+  go another way, and `Port.seen` sees to it that each is delivered once.
 """
 
 from __future__ import annotations
@@ -18,17 +19,20 @@ import structlog
 
 from dcnr.bus.base import Way
 from dcnr.bus.credit import RECEIVER_WINDOW, Key, key
-from dcnr.bus.lanes.base import PATIENCE, TENSOR_LIMIT, TRIES, Bytes, LaneBroken, Port, resolve
+from dcnr.bus.lanes.base import TENSOR_LIMIT, Bytes, LaneBroken, Port, gone, resolve, silent
 from dcnr.bus.lanes.link import Link
 from dcnr.bus.lanes.pool import Pool
 from dcnr.bus.lanes.rendezvous import Rendezvous
 from dcnr.bus.messages import Credit, Hop
+from dcnr.bus.pace import PATIENCE, Patience
 from dcnr.errors import PeerError, WorldError
 from dcnr.ids import NetworkId, NodeId, PNodeId
 
 TCP_FROM = 64 << 10
 """Below, a message is as fast and needs no credit."""
 WINDOW = RECEIVER_WINDOW
+STALLED = 4
+"""So many pauses of a peer of which nothing is known without a byte that leaves, and the connection is dead."""
 UNDER_WAY = WINDOW // TCP_FROM
 """Transfers of one sender that may be half received."""
 
@@ -41,6 +45,7 @@ class _Outgoing:
     link: Link
     nbytes: int
     credited: asyncio.Event = field(default_factory=asyncio.Event)
+    released: bool = False
 
 
 @dataclass(slots=True)
@@ -62,8 +67,9 @@ class TcpLane:
     def __init__(self, port: Port, pool: Pool, way: Way | None, patience: float = PATIENCE) -> None:
         self._port = port
         self._pool = pool
-        self._patience = patience
-        self._rendezvous = Rendezvous(port, self, way, patience * TRIES) if way is not None else None
+        self._first = patience
+        self._patience: dict[PNodeId, Patience] = {}
+        self._rendezvous = Rendezvous(port, self, way, patience * STALLED) if way is not None else None
         self._outgoing: dict[int, _Outgoing] = {}
         self._freed: dict[PNodeId, asyncio.Event] = {}
         self._incoming: dict[PNodeId, dict[int, _Incoming]] = {}
@@ -100,7 +106,8 @@ class TcpLane:
             raise LaneBroken(f"no connection to {to}")
         hop = replace(hop, lane=self.name)
         self._outgoing[hop.transfer] = _Outgoing(to, link, len(data))
-        left = False
+        left, time = False, asyncio.get_running_loop().time
+        began = time()
         try:
             await self._announce(hop)
             await link.send(hop.transfer, data.data)
@@ -119,7 +126,7 @@ class TcpLane:
             self._forget(hop.transfer)
             resolve(arrived, outcome)
 
-        self._port.start(self._see_through(hop, arrived)).add_done_callback(over)
+        self._port.start(self._see_through(hop, arrived, time() - began)).add_done_callback(over)
         return arrived
 
     def on_header(self, hop: Hop, payload: memoryview) -> None:
@@ -153,6 +160,19 @@ class TcpLane:
                     if transfer.link is None:
                         del coming[number]
 
+    def release(self, peer: PNodeId) -> None:
+        """The connections to it end, and with them what is under way in both directions."""
+        self._patience.pop(peer, None)
+        for transfer in self._outgoing.values():
+            if transfer.to == peer:
+                transfer.released = True
+                transfer.credited.set()
+        if self._rendezvous is not None:
+            self._rendezvous.release(peer)
+        self._incoming.pop(peer, None)
+        if (freed := self._freed.pop(peer, None)) is not None:
+            freed.set()
+
     async def close(self) -> None:
         """Close the connections. The port has ended the tasks."""
         if self._rendezvous is not None:
@@ -167,9 +187,9 @@ class TcpLane:
         return self._rendezvous.link(to) if self._rendezvous is not None else None
 
     async def _room(self, to: PNodeId, nbytes: int) -> None:
-        freed = self._freed.setdefault(to, asyncio.Event())
         while True:
             self._port.check_open()
+            freed = self._freed.setdefault(to, asyncio.Event())
             under_way = [transfer.nbytes for transfer in self._outgoing.values() if transfer.to == to]
             if len(under_way) < 2 or (sum(under_way) + nbytes <= WINDOW and len(under_way) < UNDER_WAY):
                 return
@@ -182,29 +202,35 @@ class TcpLane:
         except WorldError as error:  # no connection to the bus; it is repeated
             _log.debug("header not sent", to=hop.targets, error=str(error))
 
-    async def _see_through(self, hop: Hop, arrived: asyncio.Future[None]) -> Exception | None:
-        """Repeat the header until there is a credit or the connection breaks; returns what went wrong."""
-        transfer = self._outgoing[hop.transfer]
+    async def _see_through(self, hop: Hop, arrived: asyncio.Future[None], took: float) -> Exception | None:
+        """Repeat the header until there is a credit or the connection breaks; returns what went wrong. `took`: seconds to leave."""
+        transfer, time, again = self._outgoing[hop.transfer], asyncio.get_running_loop().time, 0
+        patience, began = self._patience.setdefault(transfer.to, Patience(self._first)), time()
         credited = asyncio.ensure_future(transfer.credited.wait())
+        over: list[asyncio.Future[Any]] = [credited, transfer.link.ended, arrived]
         try:
-            for attempt in range(TRIES + 1):
-                if attempt:
+            while time() < began + took + patience.limit:
+                if again:
                     await self._announce(hop)
-                over: list[asyncio.Future[Any]] = [credited, transfer.link.ended, arrived]
-                await asyncio.wait(over, timeout=self._patience, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(over, timeout=patience.pause(again), return_when=asyncio.FIRST_COMPLETED)
+                if transfer.released:
+                    return gone(transfer.to)
                 if credited.done():
+                    if not again:
+                        patience.note(time() - began)
                     return None
                 if transfer.link.ended.done():
                     return LaneBroken(f"the connection to {transfer.to} broke")
                 if arrived.done():
                     return WorldError("nobody waits for it any more")
+                again += 1
         finally:
             credited.cancel()
-        return WorldError(f"{transfer.to} does not take tensors", "is it alive? see: dcnr pnode list")
+        return silent(transfer.to)
 
     def _forget(self, number: int) -> None:
         transfer = self._outgoing.pop(number, None)
-        if transfer is not None:
+        if transfer is not None and transfer.to in self._freed:
             self._freed[transfer.to].set()
 
     # -- receiving: what a link tells ------------------------------------------------------------------------------------

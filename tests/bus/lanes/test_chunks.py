@@ -17,8 +17,10 @@ from dcnr.errors import WorldError
 from dcnr.ids import PNodeId
 from tests.bus.contract import until
 from tests.bus.lanes.contract import AcknowledgedLaneContract, End, Pair, make_end
+from tests.bus.lanes.weather import cut
 
 MIB = 1 << 20
+S, R = PNodeId("s"), PNodeId("r")
 
 
 async def chunks_pair(broker: MemoryBroker, patience: float = 0.05) -> tuple[End, End]:
@@ -57,6 +59,51 @@ async def test_no_more_than_the_window_is_under_way() -> None:
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
+    for end in (sender, receiver):
+        await end.close()
+
+
+async def test_a_slow_link_is_no_failure() -> None:
+    """64 MiB at 1 MB/s with a patience of 2 s, forty times as fast: it moves, so nothing fails, and little is sent twice."""
+    sender, receiver = await chunks_pair(MemoryBroker(), patience=0.05)
+    loop, free, carried = asyncio.get_running_loop(), 0.0, 0
+
+    def link(origin: str, to: str, subject: str, data: bytes) -> tuple[float, ...]:
+        nonlocal free, carried
+        if (origin, to) != ("s", "r"):
+            return (0.0,)
+        free, carried = max(free, loop.time()) + len(data) / 40e6, carried + len(data)
+        return (free - loop.time(),)
+
+    sender.broker.fate = link
+    began = loop.time()
+    await sender.send(receiver, np.ones(64 * MIB, np.uint8))
+    assert loop.time() - began > 1.5
+    assert carried < 1.5 * 64 * MIB
+    assert (receiver.got[0][1] == 1).all()
+    for end in (sender, receiver):
+        await end.close()
+
+
+async def test_a_receiver_that_is_gone_ends_what_is_under_way_however_patient() -> None:
+    """What waits for the window too; half received ones are let go at the other side."""
+    sender, receiver = await chunks_pair(MemoryBroker(), patience=60)
+    sender.broker.fate = cut("r", "s")
+    sends = [asyncio.create_task(sender.send_in_turn(receiver, np.ones(20 * MIB, np.uint8))) for _ in range(2)]
+    lane = receiver.lane
+    assert isinstance(lane, ChunksLane)
+    await until(lambda: bool(lane._buffers))
+    sender.lane.release(R)
+    async with asyncio.timeout(5):
+        with pytest.raises(WorldError, match="takes no part any more"):
+            await sends[0]
+    sends[1].cancel()
+    await asyncio.gather(*sends, return_exceptions=True)
+    lane.release(S)
+    assert lane._buffers == {}
+    sender.broker.fate = None
+    await sender.send(receiver, np.ones(MIB, np.uint8))
+    assert [array.nbytes for _, array in receiver.got] == [MIB]
     for end in (sender, receiver):
         await end.close()
 

@@ -198,20 +198,48 @@ async def test_a_segment_that_nobody_acknowledged_is_never_lent_again() -> None:
     await receiver.close()
 
 
-async def test_a_tensor_in_a_segment_that_was_let_go_is_put_into_another() -> None:
-    """The lane is not given up: the receiver could not open it because it is gone."""
+@pytest.mark.parametrize("size", [SHM_FROM, LEND_FROM])
+async def test_a_receiver_that_is_gone_fails_what_is_under_way_and_the_lane_works_for_the_next(own_directory: Path, size: int) -> None:
+    """At once, also what waits for room; a late header finds nothing; whoever bears the name then gets its tensors."""
     sender, receiver = await shm_pair(patience=60)
     receiver.lose = 1
     lane = sender.lane
     assert isinstance(lane, ShmLane)
     lane.set_hosts({R: "host"})
-    task = asyncio.create_task(sender.send(receiver, np.ones(LEND_FROM, np.uint8)))
+    task = asyncio.create_task(sender.send(receiver, np.ones(size, np.uint8)))
     await until(lambda: bool(receiver.headers))
+    waiting = asyncio.create_task(sender.send(receiver, np.ones(3 * MIN_RING, np.uint8))) if size == SHM_FROM else None
+    await asyncio.sleep(0)
     lane.release(R)
-    receiver.hear(receiver.headers[0])
-    with pytest.raises(LaneBroken, match="was let go"):
+    with pytest.raises(WorldError, match="takes no part any more"):
         await task
+    assert [path for path in own_directory.iterdir() if waiting is None] == []
+    receiver.hear(receiver.headers[0])
+    assert receiver.got == []
+    if waiting is not None:
+        with pytest.raises(WorldError, match="takes no part any more"):
+            await waiting
     assert lane.serves(R, LEND_FROM)
+    await sender.send(receiver, np.full(size, 2, np.uint8))
+    assert (receiver.got[-1][1] == 2).all()
+    await sender.close()
+    await receiver.close()
+    assert list(own_directory.iterdir()) == []
+
+
+async def test_whoever_waits_for_room_of_a_receiver_that_is_gone_learns_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instead of waiting for a credit that never comes."""
+    monkeypatch.setattr(shm, "LEND_FROM", 1 << 40)
+    sender, receiver = await shm_pair(patience=60)
+    receiver.lose = 100
+    sends = [asyncio.create_task(sender.send(receiver, np.ones(MIN_RING // 3, np.uint8))) for _ in range(2)]
+    await until(lambda: len(receiver.headers) == 2)
+    sends.append(asyncio.create_task(sender.send(receiver, np.ones(MIN_RING // 3, np.uint8))))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    sender.lane.release(R)
+    results = await asyncio.gather(*sends, return_exceptions=True)
+    assert [str(result) for result in results] == ["r takes no part any more"] * 3
     await sender.close()
     await receiver.close()
 

@@ -16,7 +16,7 @@ from dcnr.bus.lanes import rendezvous
 from dcnr.bus.lanes.base import LaneBroken, bytes_of
 from dcnr.bus.lanes.link import _HEAD, PIECE, Link
 from dcnr.bus.lanes.pool import Pool
-from dcnr.bus.lanes.tcp import TCP_FROM, UNDER_WAY, TcpLane
+from dcnr.bus.lanes.tcp import STALLED, TCP_FROM, UNDER_WAY, TcpLane
 from dcnr.bus.memory import MemoryBroker
 from dcnr.bus.messages import Hop
 from dcnr.errors import WorldError
@@ -70,6 +70,10 @@ class TestTcp(AcknowledgedLaneContract):
         """Connected in the clear."""
         return tcp_pair
 
+    async def begin_anew(self, sender: End, receiver: End) -> None:
+        """A connection that ended is made anew."""
+        await lane_of(sender).met(R)
+
 
 class TestTcpUnderTls(AcknowledgedLaneContract):
     """The common cases on an encrypted connection."""
@@ -80,6 +84,10 @@ class TestTcpUnderTls(AcknowledgedLaneContract):
     def pair(self) -> Pair:
         """Connected under TLS."""
         return lambda: tcp_pair(way=ENCRYPTED)
+
+    async def begin_anew(self, sender: End, receiver: End) -> None:
+        """A connection that ended is made anew."""
+        await lane_of(sender).met(R)
 
 
 async def test_it_serves_tensors_worth_it_to_connected_peers() -> None:
@@ -191,6 +199,51 @@ async def test_a_connection_that_breaks_before_the_credit_gives_the_tensor_back(
     link_of(receiver, S).abort()
     with pytest.raises(LaneBroken):
         await task
+    await close(sender, receiver)
+
+
+async def test_a_receiver_that_reads_slowly_is_waited_for() -> None:
+    """Longer than one that reads nothing: a piece may take its time as long as some of it leaves."""
+    sender, receiver = await tcp_pair(patience=0.25)
+    incoming = link_of(receiver, S)._transport
+    assert incoming is not None
+    loop = asyncio.get_running_loop()
+    began, task = loop.time(), asyncio.create_task(sender.send(receiver, np.ones(64 << 20, np.uint8)))
+    while not task.done():
+        incoming.pause_reading()
+        await asyncio.wait([task], timeout=0.1)
+        incoming.resume_reading()
+        for _ in range(3):
+            await asyncio.sleep(0)
+    await task
+    assert loop.time() - began > 1.5 * 0.25 * STALLED
+    assert (receiver.got[0][1] == 1).all()
+    await close(sender, receiver)
+
+
+async def test_a_receiver_that_is_gone_ends_what_is_under_way_however_patient() -> None:
+    """While bytes wait for room, and after all have left; half received ones are let go at the other side."""
+    sender, receiver = await tcp_pair(patience=60)
+    receiver.lose = 1 << 30
+    left = asyncio.create_task(sender.send_in_turn(receiver, np.ones(PIECE, np.uint8)))
+    await until(lambda: bool(receiver.headers))
+    incoming = link_of(receiver, S)._transport
+    assert incoming is not None
+    incoming.pause_reading()
+    leaving = asyncio.create_task(sender.send_in_turn(receiver, np.ones(64 << 20, np.uint8)))
+    await until(lambda: len(receiver.headers) == 2 and not link_of(sender, R)._room.is_set())
+    sender.lane.release(R)
+    async with asyncio.timeout(5):
+        with pytest.raises(WorldError, match="takes no part any more"):
+            await left
+        with pytest.raises(LaneBroken):
+            await leaving
+    incoming.resume_reading()
+    await until(lambda: not any(lane_of(receiver)._incoming.values()))
+    receiver.lose = 0
+    await lane_of(sender).met(R)
+    await sender.send(receiver, np.full(PIECE, 2, np.uint8))
+    assert [int(array[0]) for _, array in receiver.got] == [2]
     await close(sender, receiver)
 
 
