@@ -14,6 +14,9 @@ from dcnr.backends.base import Array, HostArray
 from dcnr.bus.messages import Decision, Deploy, Hop, Hosted, PNodeInfo, Report
 from dcnr.ids import Epoch, NetworkId, PNodeId, SessionId
 
+Tensors = Mapping[str, HostArray]
+"""By canonical name."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pass:
@@ -31,6 +34,7 @@ class Pass:
     inputs: tuple[Array, ...] | None
     weights: tuple[float, ...]
     gradients: tuple[Array, ...] | None
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,17 @@ class Fold:
     session: SessionId
     epoch: Epoch
     step: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Forget all that was computed of the undecided `step`: `attempt` begins. Answered by `Aborted`."""
+
+    session: SessionId
+    epoch: Epoch
+    step: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +84,29 @@ class Snapshot:
     step: int
 
 
-Job = Pass | Fold | Apply | Settle | Snapshot
+Job = Pass | Fold | Abort | Apply | Settle | Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Read the network of a deploy and find this PNode's part. Answered by `Prepared` or `SetupFailed`."""
+    """Look for the storage of a deploy, read its network, find this PNode's part.
+
+    Answered by `Prepared`, `SetupRefused` or `SetupFailed`.
+    """
 
     deploy: Deploy
 
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """Subscribe, make the arrays, load or initialise them. Answered by `Installed` or `SetupFailed`."""
+    """Subscribe, make the arrays, load or initialise them. Answered by `Installed`, `SetupRefused` or `SetupFailed`.
+
+    `kept`: what is in memory of the state to begin with, by canonical name; only the rest is read from storage.
+    """
 
     deploy: Deploy
     plan: Plan
+    kept: Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +142,7 @@ class Upload:
     epoch: Epoch
     step: int
     storage: str
-    tensors: Mapping[str, HostArray]
+    tensors: Tensors
     state: dict[str, int | float] | None
     """Comes back with `Uploaded`."""
 

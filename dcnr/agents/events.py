@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from dcnr.agents.plan import Plan
 from dcnr.backends.base import Array, HostArray
-from dcnr.bus.messages import CommandMessage, Decision, Deploy, Heartbeat, Hop, SavedPart
+from dcnr.bus.messages import CommandMessage, Deploy, Heartbeat, Hop, SavedPart, StepMessage
 from dcnr.ids import Epoch, NodeId, SessionId
 from dcnr.optim.decide import ScalerState, Verdict
 
@@ -21,7 +21,7 @@ from dcnr.optim.decide import ScalerState, Verdict
 class Told:
     """A control message came."""
 
-    message: CommandMessage | Decision
+    message: CommandMessage | StepMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +49,32 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """The part is in place."""
+    """The part is in place. `tensors`: what it was loaded from, by canonical name; None if from the seed."""
 
     session: SessionId
     epoch: Epoch
+    tensors: Mapping[str, HostArray] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SetupRefused:
+    """A deploy cannot be carried out here now, for a reason that is not its own. `damaged`: nobody can read the checkpoint."""
+
+    session: SessionId
+    epoch: Epoch
+    reason: str
+    damaged: bool
 
 
 @dataclass(frozen=True, slots=True)
 class SetupFailed:
-    """A deploy could not be carried out: one line for the user, and the traceback for the log."""
+    """A deploy could not be carried out: one line for the user, and the traceback for the log. `world` as in `Failed`."""
 
     session: SessionId
     epoch: Epoch
     message: str
     traceback: str
+    world: bool
 
 
 class Handoff(NamedTuple):
@@ -84,6 +96,7 @@ class PassDone:
     segment: int
     step: int
     micro: int
+    attempt: int
     outputs: tuple[Handoff, ...]
     losses: tuple[tuple[NodeId, float], ...]
     gradients: tuple[Handoff, ...]
@@ -96,8 +109,18 @@ class Folded:
     session: SessionId
     epoch: Epoch
     step: int
+    attempt: int
     squared_norms: Mapping[NodeId, float]
     finite: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """What was computed of a step is forgotten."""
+
+    session: SessionId
+    epoch: Epoch
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +157,13 @@ class SnapshotTaken:
 
 @dataclass(frozen=True, slots=True)
 class JobFailed:
-    """A job raised: one line that names the node, and the traceback."""
+    """A job raised: one line that names the node, and the traceback. `world` as in `Failed`."""
 
     session: SessionId
     epoch: Epoch
     message: str
     traceback: str
+    world: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +185,6 @@ class UploadFailed:
     epoch: Epoch
     step: int
     message: str
-    traceback: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +194,11 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A deadline passed."""
+    """A deadline passed. `sending`: the sessions with tensors on their way to other PNodes."""
+
+    sending: frozenset[tuple[SessionId, Epoch]] = frozenset()
 
 
-JobEvent = PassDone | Folded | Applied | Settled | SnapshotTaken | JobFailed
-Event = Told | NameHeard | HopArrived | Prepared | Installed | SetupFailed | JobEvent | Uploaded | UploadFailed | Stop | Tick
+JobEvent = PassDone | Folded | Aborted | Applied | Settled | SnapshotTaken | JobFailed
+Setup = Prepared | Installed | SetupRefused | SetupFailed
+Event = Told | NameHeard | HopArrived | Setup | JobEvent | Uploaded | UploadFailed | Stop | Tick

@@ -276,6 +276,16 @@ class Execution:
         """(sum of squares per node that owns parameters, all finite) of the step's gradients."""
         return self._ending.fold(self._written())
 
+    def abort(self) -> None:
+        """Forget what was done of the step under way; it begins again with its first micro-batch.
+
+        Gradients need not be cleared, and recorded passes stay as they are: the first shard to write does not add.
+        """
+        self._losses = {}
+        for run in self._segments.values():
+            run.tapes.clear()
+            run.written_forward = run.written_backward = 0
+
     def apply(self, skip: bool, numbers: StepNumbers, next_loss_scale: float) -> None:
         """Update every parameter, or none."""
         self._ending.apply(skip, numbers, next_loss_scale)

@@ -4,19 +4,22 @@ Rule 1: everything is queued to one compute thread that works in order, so a ste
 backward is queued, and the next step's forward right behind.
 Rule 2: a report that must arrive is repeated until its effect is seen; the last `StepDone` for as long as no newer one follows.
 Rule 3: a decision counts once, and only for the step that was reported.
+Rule 4: an undecided step has an attempt. A hop of a newer one makes the step begin anew here, as if nothing of it had ever come; hops and
+answers of an older one change nothing. Where steps are decided here, one whose last backward was given out is decided, whatever comes.
+Rule 5: what belongs to a checkpoint never stops training: a copy that cannot be uploaded is said and kept.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from enum import Enum, auto
-from typing import TypeVar
 
-from dcnr.agents.commands import Apply, Command, Fold, Job, Pass, SendHop, SendReport, Settle, Snapshot, Upload
-from dcnr.agents.events import Folded, Handoff, PassDone, Settled, SnapshotTaken
+from dcnr.agents.commands import Abort, Apply, Command, Fold, Job, Pass, SendHop, SendReport, Settle, Snapshot, Tensors
+from dcnr.agents.copies import Copies, Copy
+from dcnr.agents.events import Folded, Handoff, JobFailed, PassDone, Settled, SetupFailed, SnapshotTaken
 from dcnr.agents.plan import Plan, micro_rows
 from dcnr.agents.routing import Local, Remote, Use
 from dcnr.agents.segment import Segment
@@ -33,8 +36,6 @@ from dcnr.bus.messages import (
     Hosted,
     Loss,
     Report,
-    Saved,
-    SavedPart,
     Slot,
     StepDone,
     StepReport,
@@ -48,9 +49,7 @@ from dcnr.optim.decide import in_order
 REPEAT_AFTER = 1.0
 """Seconds until a report that had no effect is sent again."""
 REMEMBERED = 32
-"""Finished steps and checkpoints whose report can be sent again."""
-
-R = TypeVar("R")
+"""Finished steps whose report can be sent again."""
 
 
 class State(Enum):
@@ -74,39 +73,51 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.PREPARING: frozenset({State.INSTALLING, State.FAILED}),
     State.INSTALLING: frozenset({State.STEPPING, State.FAILED}),
     State.STEPPING: frozenset({State.FOLDING, State.FAILED}),
-    State.FOLDING: frozenset({State.REPORTED, State.FAILED}),
+    State.FOLDING: frozenset({State.REPORTED, State.STEPPING, State.FAILED}),
     State.REPORTED: frozenset({State.STEPPING, State.FAILED}),
     State.FAILED: frozenset(),
 }
+SETTING_UP = frozenset({State.PREPARING, State.INSTALLING})
 RUNNING = frozenset({State.STEPPING, State.FOLDING, State.REPORTED})
 
 
 class HostedSession:
-    """The machine of one (session, epoch). Its owner passes it what concerns it, and fetches its jobs with `next_job`."""
+    """The machine of one (session, epoch). Its owner passes it what concerns it, and fetches its jobs with `next_job`.
 
-    def __init__(self, me: PNodeId, deploy: Deploy, telemetry: Telemetry) -> None:
+    `inherited`: the copy of the state to begin with that an older epoch left, if any.
+    """
+
+    def __init__(self, me: PNodeId, deploy: Deploy, telemetry: Telemetry, inherited: Copy | None = None) -> None:
         self.deploy = deploy
         self.state = State.PREPARING
         self.step = deploy.step
         """The last step that was decided here."""
         self.plan: Plan | None = None
+        self.copies = Copies(me, deploy, inherited)
         self._me = me
         self._telemetry = telemetry
         self._segments: dict[int, Segment] = {}
         self._pending: deque[Job] = deque()
         self._losses: dict[int, dict[tuple[NodeId, int], float]] = {}
         """By step, then by (cost, micro-batch)."""
-        self._checkpoint_every = int(deploy.hyper.get("checkpoint_every") or 0)
+        self._attempts: dict[int, int] = {}
+        """Of undecided steps, where it is not 0."""
+        self._last: Decision | None = None
+        """The newest that is known here."""
+        self._jobs = 0
+        """Given out and not answered."""
+        self._work = 0
+        """Answered jobs."""
         self._repeat: tuple[Report, float] | None = None
         self._finished: OrderedDict[int, StepDone] = OrderedDict()
-        self._saving: set[int] = set()
-        self._saved: OrderedDict[int, Saved] = OrderedDict()
-        self._attempt = 0
-        """Of the step under way."""
+        self._copying: set[int] = set()
+        """Steps whose snapshot is queued."""
+        self._copied_at = 0.0
+        """When it was last decided here to save."""
 
     @property
     def bytes(self) -> int:
-        """What it takes of this PNode's memory."""
+        """What it takes of this PNode's memory. Copies are beside it: host memory for at most `KEPT` times parameters and moments."""
         return self.plan.bytes if self.plan else 0
 
     @property
@@ -114,9 +125,18 @@ class HostedSession:
         """Its VNodes here."""
         return self.plan.routes.hosted if self.plan else ()
 
-    def hosted(self) -> Hosted:
-        """Where it stands, for the heartbeat."""
-        return Hosted(self.deploy.session, self.deploy.epoch, self.step, len(self.nodes), self.bytes)
+    def hosted(self, sending: bool) -> Hosted:
+        """Where it stands, for the heartbeat; `sending`: hops of it are on their way. The attempt is the largest of undecided steps."""
+        return Hosted(
+            session=self.deploy.session, epoch=self.deploy.epoch, step=self._last.step if self._last else self.deploy.step,
+            vnodes=len(self.nodes), bytes=self.bytes, attempt=max(self._attempts.values(), default=0),
+            work=self._work, busy=sending or self._busy(), last=self._last,
+        )  # fmt: skip
+
+    def _busy(self) -> bool:
+        if self.state in SETTING_UP or self._jobs or self._pending:
+            return True
+        return self.state is State.STEPPING and any(segment.priority() is not None for segment in self._segments.values())
 
     # -- deploy -------------------------------------------------------------------------------------------------------
 
@@ -126,12 +146,14 @@ class HostedSession:
         self._segments = {routes.index: Segment(routes, self.deploy.micro_batches, self.step) for routes in plan.routes.segments}
         self._go(State.INSTALLING)
 
-    def installed(self) -> list[Command]:
-        """Its part is in place."""
+    def installed(self, tensors: Tensors | None, now: float) -> list[Command]:
+        """Its part is in place, loaded from `tensors`, which stay as the copy to go back to; None if from the seed."""
         if self.state is not State.INSTALLING:
             return []
         self._go(State.STEPPING)
-        self._end_step_if_done()
+        self._copied_at = now
+        self.copies.begin(tensors)
+        self._end_step_if_done(now)
         return self.deployed_again()
 
     def deployed_again(self) -> list[Command]:
@@ -140,14 +162,15 @@ class HostedSession:
             return [self._report(Deployed(self._me, self.deploy.session, self.deploy.epoch, self.step, self.bytes))]
         return [self._report(self._repeat[0])] if self._repeat else []
 
-    def failed(self, message: str, traceback: str, now: float) -> list[Command]:
+    def failed(self, event: SetupFailed | JobFailed, now: float) -> list[Command]:
         """It cannot go on; said until somebody lets go of it."""
         if self.state is State.FAILED:
             return []
         self._go(State.FAILED)
         self._pending.clear()
         self._segments.clear()
-        return [self._repeated(Failed(self._me, self.deploy.session, self.deploy.epoch, message, traceback), now)]
+        failed = Failed(self._me, self.deploy.session, self.deploy.epoch, event.message, event.traceback, event.world)
+        return [self._repeated(failed, now)]
 
     # -- tensors ------------------------------------------------------------------------------------------------------
 
@@ -170,8 +193,10 @@ class HostedSession:
                 self._telemetry.drop("unknown")
             elif (payload.shape, payload.dtype.name) != self._kind(self.plan.graph, hop, place) or not 0 <= hop.weight < math.inf:
                 self._telemetry.drop("malformed")
+            elif not self._takes(hop.step, hop.attempt):
+                self._telemetry.drop("stale")
             else:
-                self._offer(hop.phase, place, Turn(hop.step, hop.micro), hop.attempt, payload, hop.weight)
+                self._offer(hop.phase, place, Turn(hop.step, hop.micro), payload, hop.weight)
         return []
 
     def _kind(self, graph: Graph, hop: Hop, place: Local) -> tuple[tuple[int, ...], str]:
@@ -186,8 +211,31 @@ class HostedSession:
         first, last = micro_rows(self.deploy.batch, self.deploy.micro_batches, hop.micro)
         return (last - first, *shape), "int64" if maker is None else graph.by_id[maker].activation_precision
 
-    def _offer(self, phase: Phase, place: Local, turn: Turn, attempt: int, tensor: Array, weight: float) -> None:
-        match self._segments[place.segment].offer(phase, turn, attempt, place.index, tensor, weight):
+    def _takes(self, step: int, attempt: int) -> bool:
+        """Whether a tensor is of the attempt of its step; a newer one begins the step anew."""
+        known = self._attempts.get(step, 0)
+        if step > self.step and attempt > known:
+            self._renew(step, attempt)
+            return True
+        return attempt == known
+
+    def _renew(self, step: int, attempt: int) -> None:
+        """Forget what is here of an undecided step."""
+        begun = step == self.step + 1 and any(segment.begun() for segment in self._segments.values())
+        self._attempts[step] = attempt
+        self._losses.pop(step, None)
+        for segment in self._segments.values():
+            segment.renew(step)
+        if not begun:
+            return
+        self._pending = deque(job for job in self._pending if not isinstance(job, Fold))
+        self._pending.append(Abort(self.deploy.session, self.deploy.epoch, step, attempt))
+        if self.state is not State.STEPPING:
+            self._repeat = None
+            self._go(State.STEPPING)
+
+    def _offer(self, phase: Phase, place: Local, turn: Turn, tensor: Array, weight: float) -> None:
+        match self._segments[place.segment].offer(phase, turn, place.index, tensor, weight):
             case Offer.STALE:
                 self._telemetry.drop("stale")
             case Offer.DUPLICATE:
@@ -198,29 +246,28 @@ class HostedSession:
     def passed(self, done: PassDone) -> list[Command]:
         """A micro-batch went through a segment: hand on what it gave."""
         segment = self._segments.get(done.segment)
-        if segment is None:
+        if segment is None or (done.step > self.step and done.attempt != self._attempts.get(done.step, 0)):
             return []
-        turn = Turn(done.step, done.micro)
-        commands = self._note_losses(turn, done.losses)
+        commands = self._note_losses(done)
         for output, handoff in zip(segment.routes.outputs, done.outputs, strict=False):  # none, if no forward ran
             destinations: tuple[Local | Remote, ...] = (*output.local, *output.remote)
             for to in destinations:
-                commands += self._hand_on("fwd", turn, (output.port.node, output.port.slot), to, handoff)
+                commands += self._hand_on("fwd", done, (output.port.node, output.port.slot), to, handoff)
         for gradient, handoff in zip(segment.routes.outgoing, done.gradients, strict=False):
             consumer = gradient.use.consumer
-            commands += self._hand_on("bwd", turn, (consumer.node, consumer.slot), gradient.to, handoff)
+            commands += self._hand_on("bwd", done, (consumer.node, consumer.slot), gradient.to, handoff)
         return commands
 
-    def _note_losses(self, turn: Turn, losses: Sequence[tuple[NodeId, float]]) -> list[Command]:
-        for cost, loss in losses:
-            self._losses.setdefault(turn.step, {})[cost, turn.micro] = loss
-        of = (self._me, self.deploy.session, self.deploy.epoch, turn.step, self._attempt)
-        return [self._report(Loss(*of, cost, turn.micro, loss)) for cost, loss in losses]
+    def _note_losses(self, done: PassDone) -> list[Command]:
+        for cost, loss in done.losses:
+            self._losses.setdefault(done.step, {})[cost, done.micro] = loss
+        of = (self._me, self.deploy.session, self.deploy.epoch, done.step, done.attempt)
+        return [self._report(Loss(*of, cost, done.micro, loss)) for cost, loss in done.losses]
 
-    def _hand_on(self, phase: Phase, turn: Turn, source: Slot, to: Local | Remote, handoff: Handoff) -> list[Command]:
+    def _hand_on(self, phase: Phase, done: PassDone, source: Slot, to: Local | Remote, handoff: Handoff) -> list[Command]:
         if isinstance(to, Local):
             self._telemetry.receive(IN_PLACE, handoff.array.nbytes)
-            self._offer(phase, to, turn, self._attempt, handoff.array, 0.0)
+            self._offer(phase, to, Turn(done.step, done.micro), handoff.array, 0.0)
             return []
         near = self.plan is not None and to.pnode in self.plan.near
         payload = handoff.array if near else handoff.host
@@ -229,7 +276,7 @@ class HostedSession:
         self._telemetry.send(to.pnode, payload.nbytes)
         hop = Hop(
             network=self.deploy.network, session=self.deploy.session, epoch=self.deploy.epoch,
-            step=turn.step, micro=turn.micro, attempt=self._attempt, phase=phase,
+            step=done.step, micro=done.micro, attempt=done.attempt, phase=phase,
             source=source[0], source_slot=source[1], targets=to.targets, sender=self._me,
             dtype=payload.dtype.name, shape=payload.shape, nbytes=payload.nbytes,
             codec=self.plan.graph.wire if self.plan else "raw",
@@ -238,8 +285,18 @@ class HostedSession:
 
     # -- work ---------------------------------------------------------------------------------------------------------
 
-    def next_job(self) -> Job | None:
+    def next_job(self, now: float) -> Job | None:
         """The most urgent work, taken out; None if there is none."""
+        job = self._next_job(now)
+        self._jobs += job is not None
+        return job
+
+    def answered(self) -> None:
+        """A job was done, or failed."""
+        self._jobs -= 1
+        self._work += 1
+
+    def _next_job(self, now: float) -> Job | None:
         if self._pending:
             return self._pending.popleft()
         if self.state is not State.STEPPING:
@@ -248,67 +305,84 @@ class HostedSession:
         if not ready:
             return None
         work = self._segments[min(ready)[1]].take()
-        session, epoch = self.deploy.session, self.deploy.epoch
-        job = Pass(session, epoch, work.segment, work.turn.step, work.turn.micro, work.inputs, work.weights, work.gradients)
-        self._end_step_if_done()
+        of = (self.deploy.session, self.deploy.epoch, work.segment, work.turn.step, work.turn.micro)
+        job = Pass(*of, work.inputs, work.weights, work.gradients, self._attempts.get(work.turn.step, 0))
+        self._end_step_if_done(now)
         return job
 
-    def _end_step_if_done(self) -> None:
+    def _end_step_if_done(self, now: float) -> None:
         """Queue what ends a step, once its last backward was given out."""
         step = self.step + 1
         if step > self.deploy.total_steps or not all(segment.done() for segment in self._segments.values()):
             return
         if self.deploy.decides:
             self._pending.append(Settle(self.deploy.session, self.deploy.epoch, step))
-            self._decided(step)
+            self._decided(step, self._saves(step, now))
         else:
-            self._pending.append(Fold(self.deploy.session, self.deploy.epoch, step))
+            self._pending.append(Fold(self.deploy.session, self.deploy.epoch, step, self._attempts.get(step, 0)))
             self._go(State.FOLDING)
 
-    def _decided(self, step: int) -> None:
+    def _saves(self, step: int, now: float) -> bool:
+        """Whether to save after `step`, which is decided here."""
+        saves = self.plan is not None and self.plan.hyper.saves(step, now - self._copied_at)
+        if saves:
+            self._copied_at = now
+        return saves
+
+    def _decided(self, step: int, save: bool) -> None:
         self.step = step
+        self._attempts = {later: attempt for later, attempt in self._attempts.items() if later > step}
         for segment in self._segments.values():
             segment.decide(step)
-        if self._checkpoint_every and step % self._checkpoint_every == 0:
+        if save:
             self._snapshot(step)
 
     # -- the end of a step --------------------------------------------------------------------------------------------
 
     def folded(self, event: Folded, now: float) -> list[Command]:
         """The gradients of the step are measured: report."""
-        if self.state is not State.FOLDING:
+        if self.state is not State.FOLDING or event.attempt != self._attempts.get(event.step, 0):
             return []
         self._go(State.REPORTED)
         report = StepReport(
-            pnode=self._me, session=self.deploy.session, epoch=self.deploy.epoch, step=event.step, attempt=self._attempt,
+            pnode=self._me, session=self.deploy.session, epoch=self.deploy.epoch, step=event.step, attempt=event.attempt,
             squared_norms={str(node): squares for node, squares in event.squared_norms.items()}, finite=event.finite,
             losses=tuple((cost, micro, loss) for (cost, micro), loss in self._losses.pop(event.step, {}).items()),
         )  # fmt: skip
         return [self._repeated(report, now)]
 
-    def decision(self, decision: Decision) -> list[Command]:
+    def decision(self, decision: Decision, now: float) -> list[Command]:
         """Apply or skip, once, and go on."""
         if self.state is not State.REPORTED or decision.step != self.step + 1:
             self._telemetry.drop("stale")
             return []
-        self._repeat = None
+        if not decision.state.keys() >= self.deploy.state.keys():
+            self._telemetry.drop("malformed")
+            return []
+        self._repeat, self._last = None, decision
         self._pending.append(Apply(self.deploy.session, self.deploy.epoch, decision))
         self._go(State.STEPPING)
-        self._decided(decision.step)
-        self._end_step_if_done()
+        self._decided(decision.step, decision.save)
+        self._end_step_if_done(now)
         return []
 
     def settled(self, event: Settled, now: float) -> list[Command]:
         """A step was decided and applied here: say so."""
         if self.state is State.FAILED:
             return []
-        verdict = event.verdict
-        done = StepDone(
-            pnode=self._me, session=self.deploy.session, epoch=self.deploy.epoch, step=event.step,
-            loss=self._step_loss(event), grad_norm=verdict.grad_norm, skipped=verdict.skip,
-            lr=verdict.lr, loss_scale=event.loss_scale, state=asdict(verdict.state),
+        verdict, loss, state = event.verdict, self._step_loss(event), asdict(event.verdict.state)
+        self._last = Decision(
+            session=self.deploy.session, epoch=self.deploy.epoch, step=event.step, skip=verdict.skip, lr=verdict.lr,
+            lr_factor=verdict.lr_factor, grad_factor=verdict.grad_factor, loss=loss, grad_norm=verdict.grad_norm,
+            loss_scale=event.loss_scale, state=state, save=event.step in self._copying,
         )  # fmt: skip
-        _remember(self._finished, event.step, done)
+        done = StepDone(
+            pnode=self._me, session=self.deploy.session, epoch=self.deploy.epoch, step=event.step, loss=loss,
+            grad_norm=verdict.grad_norm, skipped=verdict.skip, lr=verdict.lr, loss_scale=event.loss_scale, state=state,
+        )  # fmt: skip
+        self._finished[event.step] = done
+        while len(self._finished) > REMEMBERED:
+            self._finished.popitem(last=False)
         return [self._repeated(done, now)]
 
     def _step_loss(self, event: Settled) -> float:
@@ -320,30 +394,23 @@ class HostedSession:
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def save(self, step: int) -> list[Command]:
-        """The orchestrator wants a checkpoint of the present state, or to hear again of an older one."""
-        if step in self._saved:
-            return [self._report(self._saved[step])]
+        """The orchestrator wants a checkpoint: of the present state, of a copy that is kept, or to hear again of one that is done."""
+        if self.state in RUNNING and (known := self.copies.save(step)) is not None:
+            return known
         if self.state not in RUNNING or step != self.step:
             self._telemetry.drop("stale")
-        elif step not in self._saving:
+        elif step not in self._copying:
             self._snapshot(step)
         return []
 
     def _snapshot(self, step: int) -> None:
-        self._saving.add(step)
+        self._copying.add(step)
         self._pending.append(Snapshot(self.deploy.session, self.deploy.epoch, step))
 
     def snapshot_taken(self, event: SnapshotTaken) -> list[Command]:
         """The state is copied: upload it behind the next steps."""
-        state = asdict(event.state) if self.deploy.decides else None
-        return [Upload(self.deploy.session, self.deploy.epoch, event.step, self.deploy.storage, event.tensors, state)]
-
-    def uploaded(self, step: int, part: SavedPart, state: dict[str, int | float] | None) -> list[Command]:
-        """The part lies in storage."""
-        self._saving.discard(step)
-        saved = Saved(self._me, self.deploy.session, self.deploy.epoch, step, part, state)
-        _remember(self._saved, step, saved)
-        return [self._report(saved)]
+        self._copying.discard(event.step)
+        return self.copies.taken(Copy(event.step, event.tensors, asdict(event.state) if self.deploy.decides else None))
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
@@ -363,6 +430,9 @@ class HostedSession:
             segment.validate()
             if any(vnode.decided != self.step for vnode in segment.vnodes.values()):
                 raise InvariantError(f"{self.deploy.session}: a VNode is not at step {self.step}")
+        self.copies.validate()
+        if any(step <= self.step for step in self._attempts) or self._jobs < 0:
+            raise InvariantError(f"{self.deploy.session}: attempts {self._attempts} at step {self.step}, {self._jobs} jobs at work")
         if not self.deploy.decides and (self._repeat is not None) != (self.state in (State.REPORTED, State.FAILED)):
             raise InvariantError(f"{self.deploy.session}: {self.state} and its repeated report do not fit")
 
@@ -377,9 +447,3 @@ class HostedSession:
         if state not in TRANSITIONS[self.state]:
             raise InvariantError(f"{self.deploy.session}: from {self.state} to {state}")
         self.state = state
-
-
-def _remember(memory: OrderedDict[int, R], step: int, report: R) -> None:
-    memory[step] = report
-    while len(memory) > REMEMBERED:
-        memory.popitem(last=False)

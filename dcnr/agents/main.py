@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import re
@@ -96,16 +97,20 @@ def main(name: str | None, backend: str, device: int | None, memory: str, nats_u
 
 
 async def serve(name: PNodeId, backend: Backend, memory: int, url: str) -> None:
-    """Run until SIGINT or SIGTERM; a second one, or a job that does not end, ends the process at once."""
+    """Run until SIGINT or SIGTERM; a second one, or a job that does not end, ends the process at once. Waits for its server to come."""
     info = describe_process(name, backend, memory)
     shell = Shell(info, backend, MonotonicClock(), info.cores)
-    on_interrupt(shell.stop, GRACE)
-    await shell.run(lambda purpose: connect(url, f"{name}-{purpose}"), lambda: _ready(info, url))
+    serving = asyncio.Event()
 
+    def ready() -> None:
+        serving.set()
+        click.echo(f"{name} is ready at {url}: backend {info.backend}, {memory / (1 << 30):.1f} GiB, {info.cores} cores, {info.device}")
 
-def _ready(info: PNodeInfo, url: str) -> None:
-    gib = info.memory_total / (1 << 30)
-    click.echo(f"{info.pnode} is ready at {url}: backend {info.backend}, {gib:.1f} GiB, {info.cores} cores, {info.device}")
+    run = asyncio.create_task(shell.run(lambda purpose: connect(url, f"{name}-{purpose}", patient=True), ready))
+    on_interrupt(lambda: shell.stop() if serving.is_set() else run.cancel(), GRACE)
+    await asyncio.wait([run])
+    if not run.cancelled():
+        run.result()
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ class Plan:
     """All hosted ones."""
     node_bytes: Mapping[NodeId, int]
     """Parameters, optimizer state and activations of each."""
+    hyper: Hyper
     again_bytes: int
     """On top of them, while the largest group with `recompute` runs again."""
     near: frozenset[PNodeId]
@@ -56,10 +57,11 @@ def make_plan(deploy: Deploy, me: PNodeId) -> Plan:
         raise UserError(f"network '{deploy.network}' has no cost, so there is nothing to train", "add a cost")
     rows = max(last - first for first, last in (micro_rows(deploy.batch, deploy.micro_batches, at) for at in range(deploy.micro_batches)))
     hosted = {name: graph.by_id[name] for name in routes.hosted}
-    costs = graph_costs(graph, rows, Hyper.model_validate(deploy.hyper).shards, lambda node: assignment[node.id])
+    hyper = Hyper.model_validate(deploy.hyper)
+    costs = graph_costs(graph, rows, hyper.shards, lambda node: assignment[node.id])
     node_bytes = {name: costs[name].bytes for name in hosted}
     again = most_again(graph, {name: costs[name].again_bytes for name in hosted})
-    return Plan(graph, routes, {name: instantiate(node) for name, node in hosted.items()}, node_bytes, again, _near(deploy, me))
+    return Plan(graph, routes, {name: instantiate(node) for name, node in hosted.items()}, node_bytes, hyper, again, _near(deploy, me))
 
 
 def _near(deploy: Deploy, me: PNodeId) -> frozenset[PNodeId]:

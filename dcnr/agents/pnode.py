@@ -1,7 +1,8 @@
 """One PNode: which sessions it hosts, and what its compute thread does next.
 
-Rule 1: a deploy of a newer epoch replaces an older one; whatever belongs to an older epoch is dropped and counted.
-Rule 2: what does not fit in memory is refused, with the numbers.
+Rule 1: a deploy of a newer epoch replaces an older one, and inherits its copy of the state to begin with; whatever else belongs to an
+older epoch is dropped and counted.
+Rule 2: what does not fit in memory, or finds no storage, is refused, with the reason, and nothing of it is kept.
 Rule 3: at most `QUEUED` jobs are at the compute thread: enough to hide the hand-over, few enough that urgent work comes soon.
 Rule 4: sessions take turns.
 Rule 5: a name belongs to the process that has had it longest. Whoever hears an older one under its own name says good-bye and ends.
@@ -12,7 +13,9 @@ from __future__ import annotations
 from typing import assert_never
 
 from dcnr.agents.commands import Beat, Command, Evict, GiveWay, Install, Prepare, SendReport
+from dcnr.agents.copies import Copy
 from dcnr.agents.events import (
+    Aborted,
     Applied,
     Event,
     Folded,
@@ -25,6 +28,7 @@ from dcnr.agents.events import (
     Prepared,
     Settled,
     SetupFailed,
+    SetupRefused,
     SnapshotTaken,
     Stop,
     Tick,
@@ -34,7 +38,7 @@ from dcnr.agents.events import (
 )
 from dcnr.agents.hosted import HostedSession, State
 from dcnr.agents.telemetry import Telemetry
-from dcnr.bus.messages import Decision, Deploy, Heartbeat, Hosted, PNodeInfo, Refused, Save, Undeploy
+from dcnr.bus.messages import CommandMessage, Complete, Decision, Deploy, Heartbeat, PNodeInfo, Refused, Save, StepMessage, Undeploy
 from dcnr.errors import InvariantError
 from dcnr.ids import Epoch, SessionId
 
@@ -44,6 +48,10 @@ HEARTBEAT_EVERY = 0.5
 """Seconds."""
 SAME_AGE = 0.2
 """Seconds by which ages must differ to tell which process is the older one: more than a heartbeat is on its way."""
+
+
+Sending = frozenset[tuple[SessionId, Epoch]]
+"""Of which sessions tensors are on their way to other PNodes."""
 
 
 class PNode:
@@ -71,7 +79,7 @@ class PNode:
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event at time `now` (seconds) and return what must be done, in order."""
         commands = self._react(event, now)
-        while self._at_work < QUEUED and (job := self._next_job()) is not None:
+        while self._at_work < QUEUED and (job := self._next_job(now)) is not None:
             self._at_work += 1
             commands.append(job)
         return commands
@@ -93,7 +101,7 @@ class PNode:
     def _react(self, event: Event, now: float) -> list[Command]:
         match event:
             case Told(message):
-                return self._told(message)
+                return self._told(message, now)
             case NameHeard(beat):
                 return self._name_heard(beat, now)
             case HopArrived(hop, payload):
@@ -101,26 +109,29 @@ class PNode:
                 return session.hop(hop, payload) if session else []
             case Prepared():
                 return self._prepared(event)
-            case Installed(name, epoch):
+            case Installed(name, epoch, tensors):
                 session = self._session(name, epoch)
-                return session.installed() if session else []
-            case SetupFailed(name, epoch, message, traceback):
+                return session.installed(tensors, now) if session else []
+            case SetupRefused(name, epoch, reason, damaged):
                 session = self._session(name, epoch)
-                return session.failed(message, traceback, now) if session else []
+                return self._refuse(session, reason, damaged) if session else []
+            case SetupFailed(name, epoch):
+                session = self._session(name, epoch)
+                return session.failed(event, now) if session else []
             case Uploaded(name, epoch, step, part, state):
                 session = self._session(name, epoch)
-                return session.uploaded(step, part, state) if session else []
-            case UploadFailed(name, epoch, step, message, traceback):
+                return session.copies.uploaded(step, part, state) if session else []
+            case UploadFailed(name, epoch, step, message):
                 session = self._session(name, epoch)
-                return session.failed(f"checkpoint of step {step}: {message}", traceback, now) if session else []
-            case Tick():
-                return self._tick(now)
+                return session.copies.upload_failed(step, message) if session else []
+            case Tick(sending):
+                return self._tick(sending, now)
             case Stop():
                 return [self._good_bye(now)]
             case _:
                 return self._worked(event, now)
 
-    def _told(self, message: Deploy | Undeploy | Save | Decision) -> list[Command]:
+    def _told(self, message: CommandMessage | StepMessage, now: float) -> list[Command]:
         match message:
             case Deploy():
                 return self._deploy(message)
@@ -131,7 +142,12 @@ class PNode:
                 return session.save(step) if session else []
             case Decision():
                 session = self._session(message.session, message.epoch)
-                return session.decision(message) if session else []
+                return session.decision(message, now) if session else []
+            case Complete(name, epoch, step):
+                session = self._session(name, epoch)
+                if session:
+                    session.copies.complete(step)
+                return []
             case _:
                 assert_never(message)
 
@@ -141,19 +157,20 @@ class PNode:
         session = self._session(event.session, event.epoch)
         if session is None:
             return []
+        session.answered()
         match event:
             case PassDone():
                 return session.passed(event)
             case Folded():
                 return session.folded(event, now)
-            case Applied():
+            case Applied() | Aborted():
                 return []
             case Settled():
                 return session.settled(event, now)
             case SnapshotTaken():
                 return session.snapshot_taken(event)
-            case JobFailed(_, _, message, traceback):
-                return session.failed(message, traceback, now)
+            case JobFailed():
+                return session.failed(event, now)
             case _:
                 assert_never(event)
 
@@ -167,7 +184,7 @@ class PNode:
         if hosted and deploy.epoch == hosted.deploy.epoch:
             return hosted.deployed_again()
         commands = self._let_go(hosted) if hosted else []
-        self.sessions[deploy.session] = HostedSession(self._me, deploy, self.telemetry)
+        self.sessions[deploy.session] = HostedSession(self._me, deploy, self.telemetry, _heritage(hosted, deploy))
         return [*commands, Prepare(deploy)]
 
     def _prepared(self, event: Prepared) -> list[Command]:
@@ -176,15 +193,20 @@ class PNode:
             return []
         free = self._memory - self.used
         if event.plan.bytes > free:
-            del self.sessions[event.deploy.session]
             reason = (
                 f"{self._me} has {show_bytes(free)} free of {show_bytes(self._memory)}, and its part of "
                 f"'{event.deploy.session}' ({len(event.plan.routes.hosted)} VNodes) needs {show_bytes(event.plan.bytes)}"
             )
-            return [SendReport(event.deploy.network, Refused(self._me, event.deploy.session, event.deploy.epoch, reason))]
+            return self._refuse(session, reason, damaged=False)
         session.prepared(event.plan)
         self.telemetry.vnodes.update(event.plan.node_bytes)
-        return [Install(event.deploy, event.plan)]
+        copy = session.copies.get(event.deploy.step)
+        return [Install(event.deploy, event.plan, copy.tensors if copy else {})]
+
+    def _refuse(self, session: HostedSession, reason: str, damaged: bool) -> list[Command]:
+        deploy = session.deploy
+        refused = Refused(self._me, deploy.session, deploy.epoch, reason, damaged)
+        return [*self._let_go(session), SendReport(deploy.network, refused)]
 
     def _undeploy(self, name: SessionId, epoch: Epoch) -> list[Command]:
         hosted = self.sessions.get(name)
@@ -207,22 +229,22 @@ class PNode:
 
     # -- time and work ------------------------------------------------------------------------------------------------
 
-    def _tick(self, now: float) -> list[Command]:
+    def _tick(self, sending: Sending, now: float) -> list[Command]:
         commands: list[Command] = []
         if now >= self._next_beat:
             self._next_beat = now + HEARTBEAT_EVERY
-            commands.append(self._beat(now))
+            commands.append(self._beat(sending, now))
         for session in self.sessions.values():
             commands += session.tick(now)
         return commands
 
-    def _beat(self, now: float) -> Beat:
-        hosted: tuple[Hosted, ...] = tuple(session.hosted() for session in self.sessions.values())
+    def _beat(self, sending: Sending, now: float) -> Beat:
+        hosted = tuple(one.hosted((name, one.deploy.epoch) in sending) for name, one in self.sessions.items())
         return Beat(hosted, self.stopping, now - self._born)
 
     def _good_bye(self, now: float) -> Beat:
         self.stopping = True
-        return self._beat(now)
+        return self._beat(frozenset(), now)
 
     def _name_heard(self, beat: Heartbeat, now: float) -> list[Command]:
         """One that says good-bye leaves the name to us. Where the ages are the same, the smaller incarnation counts as the older one."""
@@ -233,13 +255,25 @@ class PNode:
             return [GiveWay(beat.info), self._good_bye(now)]
         return []
 
-    def _next_job(self) -> Command | None:
+    def _next_job(self, now: float) -> Command | None:
         for name, session in list(self.sessions.items()):
-            job = session.next_job()
+            job = session.next_job(now)
             if job is not None:
                 self.sessions[name] = self.sessions.pop(name)  # to the end of the line
                 return job
         return None
+
+
+def _heritage(older: HostedSession | None, deploy: Deploy) -> Copy | None:
+    """What a part takes over of the older one: its copy of the state to begin with, if it is of the same training."""
+    if older is None or _training(older.deploy) != _training(deploy):
+        return None
+    return older.copies.get(deploy.step)
+
+
+def _training(deploy: Deploy) -> tuple[object, ...]:
+    """All that a state depends on, besides the step."""
+    return deploy.network_file, deploy.fuse, deploy.hyper, deploy.seed, deploy.total_steps, deploy.batch, deploy.micro_batches
 
 
 def show_bytes(size: float) -> str:

@@ -13,14 +13,15 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import assert_never
 
-from dcnr.agents.commands import Apply, Fold, Job, Pass, Settle, Snapshot
+from dcnr.agents.commands import Abort, Apply, Fold, Job, Pass, Settle, Snapshot
 from dcnr.agents.crew import Crew
 from dcnr.agents.ending import Later, Settlement
-from dcnr.agents.events import Applied, Folded, JobEvent, JobFailed, PassDone, Settled, SnapshotTaken
+from dcnr.agents.events import Aborted, Applied, Folded, JobEvent, JobFailed, PassDone, Settled, SnapshotTaken
 from dcnr.agents.execution import Execution, Losses
 from dcnr.agents.plan import Plan
 from dcnr.backends.base import Backend, HostArray
 from dcnr.bus.messages import Deploy
+from dcnr.errors import BackendUnavailable, BusUnavailable, WorldError
 from dcnr.ids import Epoch, SessionId
 from dcnr.optim.update import StepNumbers
 
@@ -92,15 +93,18 @@ class Runner:
         execution = self._executions[job.session, job.epoch]
         of = (job.session, job.epoch)
         match job:
-            case Pass(_, _, segment, step, micro):
+            case Pass(_, _, segment, step, micro, attempt=attempt):
                 passed = execution.run(job)
-                return lambda: PassDone(*of, segment, step, micro, **passed()._asdict())
-            case Fold(_, _, step):
+                return lambda: PassDone(*of, segment, step, micro, attempt, **passed()._asdict())
+            case Fold(_, _, step, attempt):
                 folded = execution.fold()
-                return lambda: Folded(*of, step, *folded())
+                return lambda: Folded(*of, step, attempt, *folded())
+            case Abort(_, _, step):
+                execution.abort()
+                return lambda: Aborted(*of, step)
             case Apply(_, _, decision):
-                numbers = StepNumbers(decision.updates, decision.lr, decision.lr_factor, decision.grad_factor)
-                execution.apply(decision.skip, numbers, decision.next_loss_scale)
+                numbers = StepNumbers(int(decision.state["updates"]), decision.lr, decision.lr_factor, decision.grad_factor)
+                execution.apply(decision.skip, numbers, float(decision.state["loss_scale"]))
                 return lambda: Applied(*of, decision.step)
             case Settle(_, _, step):
                 settled = execution.settle(step)
@@ -126,7 +130,12 @@ def _settled(job: Settle, result: tuple[Settlement, Losses]) -> Settled:
 
 
 def _failed(job: Job, error: BaseException) -> JobFailed:
-    return JobFailed(job.session, job.epoch, describe(error), trace_of(error))
+    return JobFailed(job.session, job.epoch, describe(error), trace_of(error), is_world(error))
+
+
+def is_world(error: BaseException) -> bool:
+    """Whether it is the machine's or the network's fault, so that the same work may succeed elsewhere or later."""
+    return isinstance(error, WorldError | BusUnavailable | BackendUnavailable | MemoryError | OSError)
 
 
 def describe(error: BaseException) -> str:

@@ -4,6 +4,7 @@ Rule 1: a micro-batch runs as a whole: all VNodes of a segment take their turns 
 Rule 2: backward work goes before forward work, then the lowest (step, micro).
 Rule 3: where the backward needs nothing from outside, it runs right after the forward, as one piece of work.
 Rule 4: a tensor given out is forgotten here.
+Rule 5: all VNodes begin a step again together.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ class Segment:
         }
         """Those that take something from outside."""
 
-    def offer(self, phase: str, turn: Turn, attempt: int, index: int, tensor: Array, weight: float = 0.0) -> Offer:
+    def offer(self, phase: str, turn: Turn, index: int, tensor: Array, weight: float = 0.0) -> Offer:
         """Take external input (fwd) or incoming gradient (bwd) `index` of a micro-batch."""
-        result = self.vnodes[self._takers[phase][index]].offer(phase, turn, attempt, index)
+        result = self.vnodes[self._takers[phase][index]].offer(phase, turn, index)
         if result is Offer.TAKEN:
             self._tensors[phase, turn, index] = (tensor, weight)
         return result
@@ -80,6 +81,10 @@ class Segment:
             gradients=None if gradients is None else tuple(tensor for tensor, _ in gradients),
         )
 
+    def begun(self) -> bool:
+        """Whether anything of the step under way was given out."""
+        return self._next("fwd").micro > 0
+
     def done(self) -> bool:
         """Whether every micro-batch of the step under way was given out, forward and backward."""
         return self._next("bwd").micro == self._micro_batches
@@ -89,6 +94,12 @@ class Segment:
         for vnode in self.vnodes.values():
             vnode.decide(step)
         self._tensors = {key: tensor for key, tensor in self._tensors.items() if key[1].step > step}
+
+    def renew(self, step: int) -> None:
+        """Step `step` is begun again, from its first micro-batch: what came for it is forgotten."""
+        for vnode in self.vnodes.values():
+            vnode.renew(step)
+        self._tensors = {key: tensor for key, tensor in self._tensors.items() if key[1].step != step}
 
     def validate(self) -> None:
         """Raise `InvariantError` if the state contradicts itself."""

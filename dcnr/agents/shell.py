@@ -4,20 +4,22 @@ Rule 1: callbacks of the bus, the transport and the compute thread only enqueue.
 Rule 2: control messages keep their order and have their own connection.
 Rule 3: deploys and evictions are carried out one after the other, so what the machine let go of is gone before it is set up again.
 Rule 4: whatever goes wrong in slow work becomes an event; a lost hop or message is logged, and the protocol repeats it.
+Rule 5: nothing grows while nobody takes it: of messages that wait for a way out, at most `BACKLOG` are kept.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import assert_never
+from typing import Any, TypeVar, assert_never
 
 import structlog
 
 from dcnr.agents.commands import (
+    Abort,
     Apply,
     Beat,
     Command,
@@ -40,7 +42,7 @@ from dcnr.agents.events import (
     JobEvent,
     NameHeard,
     Prepared,
-    SetupFailed,
+    SetupRefused,
     Stop,
     Tick,
     Told,
@@ -49,32 +51,34 @@ from dcnr.agents.events import (
 )
 from dcnr.agents.plan import make_plan
 from dcnr.agents.pnode import PNode
-from dcnr.agents.runner import Runner, describe, trace_of
+from dcnr.agents.restore import find_storage, restore, setup_failed, told
+from dcnr.agents.runner import Runner
 from dcnr.agents.telemetry import Telemetry
-from dcnr.agents.weights import tensor_names
-from dcnr.backends.base import Array, Backend, HostArray
+from dcnr.backends.base import Array, Backend
 from dcnr.bus import codec, subjects
 from dcnr.bus.base import Bus, Subscription
 from dcnr.bus.lanes.base import DeviceSide
-from dcnr.bus.messages import Decision, Deploy, Failed, Heartbeat, Hop, Message, PNodeInfo, Save, Undeploy
+from dcnr.bus.messages import Complete, Decision, Deploy, Failed, Heartbeat, Hop, Message, PNodeInfo, Save, SaveFailed, Undeploy
 from dcnr.bus.transport import HopTransport
 from dcnr.clock import Clock
 from dcnr.errors import AlreadyExists, DcnrError, InvariantError, PeerError
-from dcnr.ids import Epoch, NetworkId, SessionId
+from dcnr.ids import Epoch, NetworkId, NodeId, SessionId
 from dcnr.machine import drive
-from dcnr.optim.hyper import Hyper
 from dcnr.storage.base import open_storage
-from dcnr.storage.checkpoint import part_key, read_manifest_at, read_tensors, write_part
+from dcnr.storage.checkpoint import part_key, write_part
 
 log = structlog.get_logger()
 
 PATIENCE = 1.0
 """Seconds that the job at work gets when the process ends."""
+BACKLOG = 1000
+"""Messages that wait for a connection; beyond that they are dropped, and the protocol says again what matters."""
 STORY = 100
 """Events that are kept for the report of a bug."""
 
 SUMMED_UP = ("session", "epoch", "step", "micro", "phase", "segment", "targets")
 
+T = TypeVar("T")
 Connect = Callable[[str], Awaitable[Bus]]
 """Opens a connection of its own for the given purpose."""
 
@@ -138,7 +142,7 @@ class Shell:
             work = [
                 group.create_task(service.publish()),
                 group.create_task(service.set_up()),
-                group.create_task(remembering.drive(self._inbox, service.perform, self._clock)),
+                group.create_task(remembering.drive(self._inbox, service, self._clock)),
             ]
             await service.said_good_bye.wait()
             for task in (*work, *service.tasks):
@@ -152,10 +156,10 @@ class Remembering:
         self._machine = machine
         self._story: deque[str] = deque(maxlen=STORY)
 
-    async def drive(self, inbox: asyncio.Queue[Event], perform: Callable[[Command], None], clock: Clock) -> None:
+    async def drive(self, inbox: asyncio.Queue[Event], service: Service, clock: Clock) -> None:
         """Feed the machine until cancelled. A bug ends the process, with the story in the log."""
         try:
-            await drive(self, inbox, perform, clock, Tick)
+            await drive(self, inbox, service.perform, clock, service.tick)
         except InvariantError:
             log.exception("a bug of ours; the last events were", story=list(self._story))
             raise
@@ -207,23 +211,37 @@ class Service:
         self._runner = runner
         self._outbox: asyncio.Queue[tuple[str, bytes] | None] = asyncio.Queue()
         self._setups: asyncio.Queue[Prepare | Install | Evict] = asyncio.Queue()
-        self._installed: dict[tuple[SessionId, Epoch], Install] = {}
+        self._installed: dict[tuple[SessionId, Epoch], tuple[Deploy, frozenset[NodeId]]] = {}
+        """Deploys, and the VNodes that are here."""
+        self._readings: dict[tuple[SessionId, Epoch], asyncio.Future[Any]] = {}
+        """Of a deploy that is carried out: what it awaits of storage."""
+        self._heard: dict[NetworkId, frozenset[NodeId]] = {}
+        """Whose hops are heard."""
         self._steps: dict[NetworkId, Subscription] = {}
         """Where decisions are heard."""
+        self._sending: Counter[tuple[SessionId, Epoch]] = Counter()
+        """Hops on their way; no zeros."""
 
     def perform(self, command: Command) -> None:
         """Do one thing, or start it."""
         match command:
-            case Pass() | Fold() | Apply() | Settle() | Snapshot():
+            case Pass() | Fold() | Abort() | Apply() | Settle() | Snapshot():
                 self._runner.submit(command)
-            case Prepare() | Install() | Evict():
+            case Prepare() | Install():
                 self._setups.put_nowait(command)
+            case Evict(session, epoch):
+                self._setups.put_nowait(command)
+                if (reading := self._readings.get((session, epoch))) is not None:
+                    reading.cancel()
             case SendHop():
+                self._sending[command.hop.session, command.hop.epoch] += 1
                 self._start(self._send_hop(command))
             case SendReport(network, report):
                 if isinstance(report, Failed):
                     log.error("failed", session=report.session, reason=report.message, traceback=report.traceback)
-                self._outbox.put_nowait((subjects.report(network), codec.encode(report)))
+                elif isinstance(report, SaveFailed):
+                    log.warning("not saved", session=report.session, step=report.step, reason=report.message)
+                self._post(subjects.report(network), codec.encode(report))
             case Upload():
                 self._start(self._upload(command))
             case Beat():
@@ -232,6 +250,15 @@ class Service:
                 self.other = other
             case _:
                 assert_never(command)
+
+    @property
+    def waiting(self) -> int:
+        """Messages that wait for a way out."""
+        return self._outbox.qsize()
+
+    def tick(self) -> Tick:
+        """The event for a passed deadline."""
+        return Tick(frozenset(self._sending))
 
     # -- control ------------------------------------------------------------------------------------------------------
 
@@ -242,7 +269,7 @@ class Service:
 
     def _hear(self, data: bytes) -> None:
         message = self._decoded(data)
-        if isinstance(message, Deploy | Undeploy | Save | Decision):
+        if isinstance(message, Deploy | Undeploy | Save | Decision | Complete):
             self._inbox.put_nowait(Told(message))
 
     def _hear_name(self, data: bytes) -> None:
@@ -261,9 +288,15 @@ class Service:
     def _beat(self, beat: Beat) -> None:
         info = replace(self._info, memory_used=self._runner.memory_used)
         message = Heartbeat(info, beat.hosted, beat.stopping, beat.age, self._transport.links())
-        self._outbox.put_nowait((subjects.heartbeat(info.pnode), codec.encode(message)))
+        self._post(subjects.heartbeat(info.pnode), codec.encode(message))
         if beat.stopping:
             self._outbox.put_nowait(None)
+
+    def _post(self, subject: str, data: bytes) -> None:
+        if self.waiting < BACKLOG:
+            self._outbox.put_nowait((subject, data))
+        else:
+            log.warning("could not publish", subject=subject, reason=f"{BACKLOG} messages wait")
 
     async def publish(self) -> None:
         """Send control messages in order, until the good-bye is sent."""
@@ -281,70 +314,86 @@ class Service:
             await self._transport.send(command.to, command.hop, command.payload)
         except DcnrError as error:
             log.warning("could not send a hop", to=command.to, step=command.hop.step, reason=str(error))
+        of = (command.hop.session, command.hop.epoch)
+        self._sending[of] -= 1
+        if not self._sending[of]:
+            del self._sending[of]
 
     # -- setting up ---------------------------------------------------------------------------------------------------
 
     async def set_up(self) -> None:
-        """Carry out deploys and evictions, one after the other."""
+        """Carry out deploys and evictions, one after the other. What a deploy takes over from an older one is not given up in between."""
         while True:
             command = await self._setups.get()
             match command:
                 case Prepare(deploy):
                     await self._guard_setup(deploy, self._prepare(deploy))
+                    continue  # something follows
                 case Install(deploy):
                     await self._guard_setup(deploy, self._install(command))
                 case Evict():
-                    await self._evict(command)
+                    self._evict(command)
                 case _:
                     assert_never(command)
+            if self._setups.empty():
+                await self._tidy()
 
     async def _guard_setup(self, deploy: Deploy, work: Awaitable[Event]) -> None:
         try:
             event = await work
-        except DcnrError as error:
-            event = SetupFailed(deploy.session, deploy.epoch, str(error), trace_of(error))
         except Exception as error:  # noqa: BLE001 - the shell's border: a bug in a pass or node fails this session, not the process
-            event = SetupFailed(deploy.session, deploy.epoch, describe(error), trace_of(error))
+            event = setup_failed(deploy, error)
         self._inbox.put_nowait(event)
 
     async def _prepare(self, deploy: Deploy) -> Event:
-        return Prepared(deploy, await asyncio.to_thread(make_plan, deploy, self._info.pnode))
+        refused = await self._read(deploy, find_storage(deploy))
+        return refused or Prepared(deploy, await asyncio.to_thread(make_plan, deploy, self._info.pnode))
 
     async def _install(self, command: Install) -> Event:
         deploy, plan = command.deploy, command.plan
-        self._installed[deploy.session, deploy.epoch] = command
+        tensors = await self._read(deploy, restore(deploy, plan, command.kept))
+        if isinstance(tensors, SetupRefused):
+            return tensors
+        self._installed[deploy.session, deploy.epoch] = deploy, frozenset(plan.routes.hosted)
         self._name_peers()
+        self._heard[deploy.network] = self._heard.get(deploy.network, frozenset()).union(plan.routes.hosted)
         await self._transport.listen(deploy.network, plan.routes.hosted)
         if deploy.network not in self._steps:
             self._steps[deploy.network] = await self._control.subscribe(subjects.step(deploy.network), self._hear)
-        saved = await self._saved(command) if deploy.checkpoint is not None else None
-        await asyncio.wrap_future(self._runner.load(deploy, plan, saved))
-        return Installed(deploy.session, deploy.epoch)
+        await asyncio.wrap_future(self._runner.load(deploy, plan, tensors))
+        return Installed(deploy.session, deploy.epoch, tensors)
 
-    async def _saved(self, command: Install) -> dict[str, HostArray]:
-        deploy, plan = command.deploy, command.plan
-        storage = open_storage(deploy.storage)
-        manifest = await read_manifest_at(storage, deploy.checkpoint or "")
-        names = tensor_names(plan.graph, plan.nodes, Hyper.model_validate(deploy.hyper))
-        return dict(await read_tensors(storage, manifest, names))
+    async def _read(self, deploy: Deploy, work: Coroutine[None, None, T]) -> T | SetupRefused:
+        """Look into storage. It may take long: an eviction gives it up."""
+        of = (deploy.session, deploy.epoch)
+        reading = asyncio.ensure_future(work)
+        self._readings[of] = reading
+        try:
+            await asyncio.wait([reading])
+        finally:
+            del self._readings[of]
+            reading.cancel()
+        return SetupRefused(*of, "it was given up", damaged=False) if reading.cancelled() else reading.result()
 
-    async def _evict(self, command: Evict) -> None:
-        """Sessions of one network share subscriptions: only what no other one needs is closed."""
+    def _evict(self, command: Evict) -> None:
         self._runner.drop(command.session, command.epoch)
-        gone = self._installed.pop((command.session, command.epoch), None)
-        if gone is None:
-            return
+        self._installed.pop((command.session, command.epoch), None)
+
+    async def _tidy(self) -> None:
+        """Let go of peers and subscriptions that no session needs; those of one network share theirs."""
         self._name_peers()
-        network = gone.deploy.network
-        others = [other.plan.routes.hosted for other in self._installed.values() if other.deploy.network == network]
-        needed = {node for nodes in others for node in nodes}
-        await self._transport.unlisten(network, [node for node in gone.plan.routes.hosted if node not in needed])
-        if not others and network in self._steps:
-            await self._steps.pop(network).stop()
+        for network, heard in list(self._heard.items()):
+            needed = frozenset[NodeId]().union(*(nodes for deploy, nodes in self._installed.values() if deploy.network == network))
+            await self._transport.unlisten(network, heard - needed)
+            self._heard[network] = needed
+            if not needed:
+                del self._heard[network]
+                if (steps := self._steps.pop(network, None)) is not None:
+                    await steps.stop()
 
     def _name_peers(self) -> None:
         """Peers of all sessions: what a newer deploy says of one goes before what an older one said."""
-        peers = {info.pnode: info for installed in self._installed.values() for info in installed.deploy.peers}
+        peers = {info.pnode: info for deploy, _ in self._installed.values() for info in deploy.peers}
         self._transport.set_peers(peers.values())
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
@@ -354,8 +403,8 @@ class Service:
         event: Event
         try:
             part = await write_part(open_storage(command.storage), key, command.tensors)
-        except DcnrError as error:
-            event = UploadFailed(command.session, command.epoch, command.step, str(error), trace_of(error))
+        except (DcnrError, OSError, MemoryError) as error:
+            event = UploadFailed(command.session, command.epoch, command.step, told(error))
         else:
             event = Uploaded(command.session, command.epoch, command.step, part, command.state)
         self._inbox.put_nowait(event)

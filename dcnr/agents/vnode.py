@@ -4,6 +4,7 @@ Rule 1: a step that was decided here is over; whatever still comes for it is sta
 Rule 2: a hop of a later step waits: step N + 1 begins only when step N was decided here.
 Rule 3: micro-batches run in index order, forwards and backwards each, so sums never depend on the order of arrival.
 Rule 4: what comes twice is taken once.
+Rule 5: a step that is begun again is as if nothing had come for it yet; what waits for later steps stays.
 """
 
 from __future__ import annotations
@@ -40,13 +41,11 @@ class VNode:
         self._arrived: dict[tuple[str, Turn], set[int]] = defaultdict(set)
         self.decided = step
         """The last step that was decided here."""
-        self.attempt = 0
-        """Of the step that is under way."""
 
-    def offer(self, phase: str, turn: Turn, attempt: int, index: int) -> Offer:
+    def offer(self, phase: str, turn: Turn, index: int) -> Offer:
         """Take input (or gradient) `index` for `turn`, unless it is too late for it or it is here already."""
         late = turn.step <= self.decided or turn < self._next[phase]
-        if late or not 0 <= turn.micro < self._micro_batches or attempt != self._attempt_of(turn.step):
+        if late or not 0 <= turn.micro < self._micro_batches:
             return Offer.STALE
         arrived = self._arrived[phase, turn]
         if index in arrived:
@@ -74,9 +73,14 @@ class VNode:
     def decide(self, step: int) -> None:
         """Step `step` is over, whatever was decided."""
         self.decided = step
-        self.attempt = 0
         self._next = {phase: Turn(step + 1, 0) for phase in self._next}
         self._arrived = defaultdict(set, {key: slots for key, slots in self._arrived.items() if key[1].step > step})
+
+    def renew(self, step: int) -> None:
+        """Step `step` is begun again: nothing of it is here. One that was decided is over."""
+        self._arrived = defaultdict(set, {key: slots for key, slots in self._arrived.items() if key[1].step != step})
+        if step == self.decided + 1:
+            self._next = {phase: Turn(step, 0) for phase in self._next}
 
     def validate(self) -> None:
         """Raise `InvariantError` if the state contradicts itself."""
@@ -84,6 +88,3 @@ class VNode:
             raise InvariantError("a tensor of a decided step is still kept")
         if self._next["bwd"] > self._next["fwd"]:
             raise InvariantError("a backward ran before its forward")
-
-    def _attempt_of(self, step: int) -> int:
-        return self.attempt if step == self.decided + 1 else 0

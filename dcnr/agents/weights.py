@@ -166,4 +166,5 @@ def squared_norms(measured: Iterable[tuple[Owned, tuple[float, bool]]]) -> tuple
 
 
 def _joined(saved: Mapping[str, HostArray], parameter: Parameter, suffix: str) -> HostArray:
-    return np.concatenate([saved[f"{part.node}.{part.name}{suffix}"] for part in parameter.parts])
+    parts = [saved[f"{part.node}.{part.name}{suffix}"] for part in parameter.parts]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)  # backends copy what they are given

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -10,12 +10,15 @@ import pytest
 from dcnr.agents.commands import Pass
 from dcnr.agents.crew import Crew
 from dcnr.agents.execution import Execution
+from dcnr.agents.plan import make_plan
 from dcnr.backends.base import Backend, HostArray
+from dcnr.backends.cupy.backend import CupyBackend
 from dcnr.backends.numpy.backend import NumpyBackend
 from dcnr.optim.decide import ScalerState, decide
 from dcnr.optim.hyper import Hyper
 from dcnr.optim.update import StepNumbers
-from tests.agents.tiny import SEQ, SESSION, TINY, VOCABULARY, alone
+from tests.agents.tiny import SEQ, SESSION, TINY, VOCABULARY, A, B, alone, deploy_of, graph_of
+from tests.backends.cupy.emulator.device import EmulatedDevice
 
 BATCH = 6
 
@@ -24,6 +27,11 @@ class WholeBackend(NumpyBackend):
     """As a GPU: no shards."""
 
     runs_shards = False
+
+
+def emulated() -> CupyBackend:
+    """A GPU that records passes, and does again what it did when it recorded them."""
+    return CupyBackend(EmulatedDevice(90))
 
 
 def make(backend: Backend | None = None, threads: int = 1, **options: object) -> Execution:
@@ -133,6 +141,56 @@ def test_a_skipped_step_changes_nothing_but_the_scale() -> None:
     assert (execution.state.loss_scale, execution.state.updates) == (2.0**39, 0)
     for name, tensor in tensors_of(execution).items():
         np.testing.assert_array_equal(tensor, before[name], err_msg=name)
+
+
+@pytest.mark.parametrize("done", [1, 2, 3], ids=["half", "all", "folded"])
+@pytest.mark.parametrize("backend", [NumpyBackend, emulated])
+def test_a_step_that_is_begun_again_gives_the_same_bits(backend: Callable[[], Backend], done: int) -> None:
+    """Aborted with one of two micro-batches done, with both, and after folding; in the first steps and later: as if nothing had been."""
+    calm, shaken = make(backend(), hyper={"lr": 0.01}), make(backend(), hyper={"lr": 0.01})
+    expected, found = [], []
+    for step in (1, 2, 3, 4):
+        expected += losses(calm, (step,), 2)
+        for job in jobs(step, 2)[:done]:
+            shaken.run(job)
+        if done == 3:
+            shaken.fold()()
+        shaken.abort()
+        found += losses(shaken, (step,), 2)
+    assert found == expected
+    for name, tensor in tensors_of(shaken).items():
+        np.testing.assert_array_equal(tensor, tensors_of(calm)[name], err_msg=name)
+
+
+def test_an_aborted_forward_leaves_no_tape() -> None:
+    """A forward whose backward never came is forgotten, and the next attempt has its own."""
+    graph = graph_of()
+    homes = {node.id: B if node.id == "up" else A for node in graph.nodes}
+    deploy = deploy_of(homes)
+    execution = Execution(NumpyBackend(), Crew(1), deploy, make_plan(deploy, A))
+    execution.load(None)
+    ids = tokens(1)[:3, :-1]
+    forward = Pass(SESSION, deploy.epoch, 0, 1, 0, (ids,), (0.0,), None)
+    first = execution.run(forward)().outputs
+    execution.abort()
+    assert all(not run.tapes for run in execution._segments.values())
+    for before, again in zip(first, execution.run(forward)().outputs, strict=True):
+        np.testing.assert_array_equal(before.array, again.array)
+
+
+def test_a_copy_is_not_touched_by_later_steps() -> None:
+    """What was copied after step 1 is still that after step 2, and after a session that was loaded from it trained on."""
+    first = make()
+    losses(first, (1,), 2)
+    copy = tensors_of(first)
+    as_it_was = {name: tensor.copy() for name, tensor in copy.items()}
+    deploy, plan = alone(scaler=first.state, step=1)
+    second = Execution(NumpyBackend(), Crew(1), deploy, plan)
+    second.load(copy)
+    losses(first, (2,), 2)
+    losses(second, (2,), 2)
+    for name, tensor in copy.items():
+        np.testing.assert_array_equal(tensor, as_it_was[name], err_msg=name)
 
 
 def test_a_step_does_not_add_to_the_gradients_of_the_one_before() -> None:

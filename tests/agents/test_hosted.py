@@ -3,82 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
-from dcnr.agents.commands import Apply, Command, Fold, Job, Pass, SendHop, SendReport, Settle, Snapshot, Upload
-from dcnr.agents.events import Folded, Handoff, PassDone, Settled, SnapshotTaken
+from dcnr.agents.commands import Apply, Fold, Pass, SendHop, SendReport, Settle, Snapshot, Upload
+from dcnr.agents.events import JobFailed, Settled, SnapshotTaken
 from dcnr.agents.hosted import REMEMBERED, REPEAT_AFTER, TRANSITIONS, HostedSession, State
 from dcnr.agents.plan import make_plan
 from dcnr.agents.telemetry import IN_PLACE, Telemetry
-from dcnr.bus.messages import TRAINER, Decision, Deploy, Deployed, Failed, Hop, Hosted, Loss, Saved, SavedPart, StepDone, StepReport
-from dcnr.ids import NodeId, PNodeId
-from dcnr.optim.decide import ScalerState, Verdict
-from tests.agents.tiny import DIM, NETWORK, SEQ, SESSION, A, B, deploy_of, graph_of
-
-GRAPH = graph_of()
-ROWS = 3
-SCALER = ScalerState(updates=1)
-VERDICT = Verdict(False, 0.1, 1.0, 1.0, 2.5, SCALER)
-PART = SavedPart("key", "00", 3, ("up.weight",))
-
-
-def only_on_b(*nodes: str) -> dict[NodeId, PNodeId]:
-    """Those on `b`, the rest on `a`."""
-    return {node.id: B if node.id in nodes else A for node in GRAPH.nodes}
-
-
-class Bench:
-    """A session that is installed, and what it said."""
-
-    def __init__(self, deploy: Deploy, me: PNodeId) -> None:
-        self.telemetry = Telemetry()
-        self.me = me
-        self.session = HostedSession(me, deploy, self.telemetry)
-        self.session.prepared(make_plan(deploy, me))
-        self.first = self.session.installed()
-
-    @property
-    def jobs(self) -> list[Job]:
-        """All that can be done now."""
-        return list(iter(self.session.next_job, None))
-
-    def hop(
-        self, phase: str, source: tuple[str, int], targets: tuple[tuple[str, int], ...], at: tuple[int, int], **other: object
-    ) -> list[Command]:
-        """A tensor of `ROWS` rows arrives: ids, or numbers [rows, SEQ, DIM]."""
-        fed = source[0] == TRAINER
-        payload = np.zeros((ROWS, SEQ), np.int64) if fed else np.zeros((ROWS, SEQ, DIM), np.float32)
-        deploy = self.session.deploy
-        hop = Hop(
-            NETWORK, SESSION, deploy.epoch, at[0], at[1], 0, "bwd" if phase == "bwd" else "fwd", NodeId(source[0]), source[1],
-            tuple((NodeId(node), slot) for node, slot in targets), PNodeId("x"), payload.dtype.name, payload.shape,
-        )  # fmt: skip
-        return self.session.hop(replace(hop, **other), payload)  # type: ignore[arg-type]  # fields of Hop
-
-    def feed(self, step: int, micro: int) -> list[Command]:
-        """Ids and targets of a micro-batch."""
-        ids = self.hop("fwd", (TRAINER, 0), (("embedder", 0),), (step, micro))
-        return ids + self.hop("fwd", (TRAINER, 1), (("loss", 1),), (step, micro), weight=0.25)
-
-    def passed(self, job: Pass, outputs: int = 0, gradients: int = 0, loss: float | None = None) -> list[Command]:
-        """The compute thread did a pass."""
-        tensor = np.zeros((ROWS, SEQ, DIM), np.float32)
-        done = PassDone(
-            SESSION, self.session.deploy.epoch, job.segment, job.step, job.micro, (Handoff(tensor, tensor),) * outputs,
-            () if loss is None else ((NodeId("loss"), loss),), (Handoff(tensor, tensor),) * gradients,
-        )  # fmt: skip
-        return self.session.passed(done)
-
-    def folded(self, step: int, now: float = 0.0) -> list[Command]:
-        """The gradients of a step are measured."""
-        return self.session.folded(Folded(SESSION, self.session.deploy.epoch, step, {NodeId("up"): 2.0}, True), now)
-
-    def decision(self, step: int) -> Decision:
-        """Apply."""
-        return Decision(SESSION, self.session.deploy.epoch, step, False, step, 0.1, 1.0, 1.0, 1.0)
+from dcnr.bus.messages import (
+    TRAINER,
+    Decision,
+    Deployed,
+    Failed,
+    Hop,
+    Hosted,
+    Loss,
+    Saved,
+    SaveFailed,
+    StepDone,
+    StepReport,
+)
+from dcnr.ids import NodeId
+from dcnr.optim.hyper import SAVE_AFTER
+from tests.agents.bench import GRAPH, PART, ROWS, SCALER, VERDICT, Bench, messages, only_on_b, through
+from tests.agents.tiny import DIM, NETWORK, SEQ, SESSION, A, B, deploy_of
 
 
 @pytest.fixture
@@ -92,14 +43,9 @@ def whole() -> Iterator[Bench]:
 @pytest.fixture
 def middle() -> Iterator[Bench]:
     """`b` with two nodes between those of `a`."""
-    bench = Bench(deploy_of(only_on_b("up", "gelu"), hyper={"checkpoint_every": 1}), B)
+    bench = Bench(deploy_of(only_on_b("up", "gelu")), B)
     yield bench
     bench.session.validate()
-
-
-def messages(commands: list[Command]) -> list[object]:
-    """What is reported, in order."""
-    return [command.report for command in commands if isinstance(command, SendReport)]
 
 
 # -- alone -----------------------------------------------------------------------------------------------------------------
@@ -117,7 +63,6 @@ def test_a_whole_network_runs_step_after_step_without_asking(whole: Bench) -> No
         (Pass, 2), (Pass, 2), (Settle, 2), (Snapshot, 2),
         (Pass, 3), (Pass, 3), (Settle, 3),
     ]  # fmt: skip
-    assert whole.session.hosted() == Hosted(SESSION, whole.session.deploy.epoch, 3, len(GRAPH.nodes), whole.session.bytes)
 
 
 def test_a_settled_step_is_said_with_its_loss(whole: Bench) -> None:
@@ -177,28 +122,6 @@ def test_nothing_begins_after_the_last_step() -> None:
 # -- with others -----------------------------------------------------------------------------------------------------------
 
 
-def through(bench: Bench, step: int) -> list[Command]:
-    """Both micro-batches of a step go forward and back through `b`."""
-    commands = []
-    for micro in (0, 1):
-        bench.hop("fwd", ("residual", 0), (("up", 0),), (step, micro))
-        (forward,) = bench.jobs
-        assert isinstance(forward, Pass)
-        assert forward.gradients is None
-        commands += bench.passed(forward, outputs=1)
-        wide = np.zeros((ROWS, SEQ, 2 * DIM), np.float32)
-        hop = Hop(
-            NETWORK, SESSION, bench.session.deploy.epoch, step, micro, 0, "bwd", NodeId("down"), 0, ((NodeId("gelu"), 0),), A,
-            "float32", wide.shape,
-        )  # fmt: skip
-        bench.session.hop(hop, wide)
-        backward = bench.session.next_job()
-        assert isinstance(backward, Pass)
-        assert backward.inputs is None
-        commands += bench.passed(backward, gradients=1)
-    return commands
-
-
 def test_tensors_are_handed_on_as_hops(middle: Bench) -> None:
     """An activation to the slot that reads it, a gradient to the slot that made it, each with its step and micro-batch."""
     hops = [command for command in through(middle, 1) if isinstance(command, SendHop)]
@@ -212,18 +135,18 @@ def test_tensors_are_handed_on_as_hops(middle: Bench) -> None:
 
 
 def test_a_step_is_folded_reported_decided_and_applied(middle: Bench) -> None:
-    """The report is repeated until the decision; the apply and the snapshot of a due checkpoint go first."""
+    """The report is repeated until the decision; the apply and the copy that it asks for go first."""
     epoch = middle.session.deploy.epoch
     through(middle, 1)
-    assert middle.jobs == [Fold(SESSION, epoch, 1)]
+    assert middle.jobs == [Fold(SESSION, epoch, 1, 0)]
     report = StepReport(B, SESSION, epoch, 1, 0, {"up": 2.0}, True, ())
     assert messages(middle.folded(1, now=10.0)) == [report]
     assert middle.session.deadline() == 10.0 + REPEAT_AFTER
     assert middle.session.tick(10.5) == []
     assert messages(middle.session.tick(11.0)) == [report]
-    assert middle.session.decision(middle.decision(1)) == []
+    assert middle.decide(1, save=True) == []
     assert middle.session.deadline() is None
-    assert middle.jobs == [Apply(SESSION, epoch, middle.decision(1)), Snapshot(SESSION, epoch, 1)]
+    assert middle.jobs == [Apply(SESSION, epoch, middle.decision(1, save=True)), Snapshot(SESSION, epoch, 1)]
 
 
 def test_a_hop_of_the_next_step_waits_for_the_decision(middle: Bench) -> None:
@@ -234,23 +157,25 @@ def test_a_hop_of_the_next_step_waits_for_the_decision(middle: Bench) -> None:
     assert middle.jobs == []
     middle.folded(1)
     assert middle.jobs == []
-    middle.session.decision(middle.decision(1))
+    middle.decide(1, save=True)
     assert [type(job) for job in middle.jobs] == [Apply, Snapshot, Pass]
 
 
 def test_a_decision_counts_once_and_only_for_the_reported_step(middle: Bench) -> None:
-    """Too early, of another step, or again: dropped and counted."""
-    middle.session.decision(middle.decision(1))
+    """Too early, of another step, again, or with half a state: dropped and counted."""
+    middle.decide(1)
     through(middle, 1)
     assert len(middle.jobs) == 1
-    middle.session.decision(middle.decision(1))
+    middle.decide(1)
     middle.folded(1)
-    middle.session.decision(middle.decision(2))
-    assert middle.telemetry.dropped["stale"] == 3
-    middle.session.decision(middle.decision(1))
-    middle.session.decision(middle.decision(1))
+    middle.decide(2)
+    assert middle.telemetry.dropped == {"stale": 3}
+    middle.session.decision(replace(middle.decision(1), state={"updates": 1}), 0.0)
+    assert middle.telemetry.dropped["malformed"] == 1
+    middle.decide(1)
+    middle.decide(1)
     assert middle.telemetry.dropped["stale"] == 4
-    assert [type(job) for job in middle.jobs] == [Apply, Snapshot]
+    assert [type(job) for job in middle.jobs] == [Apply]
 
 
 def test_hops_that_come_twice_or_late_or_wrong_have_no_effect(middle: Bench) -> None:
@@ -317,17 +242,36 @@ def test_a_checkpoint_is_uploaded_and_said(whole: Bench) -> None:
     (upload,) = whole.session.snapshot_taken(SnapshotTaken(SESSION, epoch, 0, tensors, SCALER))
     assert isinstance(upload, Upload)
     assert (upload.step, upload.tensors, upload.state) == (0, tensors, {"updates": 1, "loss_scale": 1.0, "good_steps": 0, "dynamic": False})
+    assert whole.session.save(0) == []
     saved = Saved(A, SESSION, epoch, 0, PART, upload.state)
-    assert messages(whole.session.uploaded(0, PART, upload.state)) == [saved]
+    assert messages(whole.session.copies.uploaded(0, PART, upload.state)) == [saved]
     assert messages(whole.session.save(0)) == [saved]
     assert whole.jobs == []
 
 
 def test_a_save_of_another_step_is_dropped(middle: Bench) -> None:
-    """Only the present state can be saved."""
+    """Only the present state can be saved, and one of which there is a copy."""
     assert middle.session.save(5) == []
     assert middle.jobs == []
     assert middle.telemetry.dropped == {"stale": 1}
+
+
+def test_an_older_copy_can_be_saved_while_training_goes_on(middle: Bench) -> None:
+    """Its upload failed: it is uploaded again when it is asked for, though a later step was applied."""
+    epoch = middle.session.deploy.epoch
+    for step in (1, 2):
+        through(middle, step)
+        assert len(middle.jobs) == 1
+        middle.folded(step)
+        middle.decide(step, save=step == 1)
+        assert [type(job) for job in middle.jobs][:1] == [Apply]
+    (upload,) = middle.session.snapshot_taken(SnapshotTaken(SESSION, epoch, 1, {"up.weight": np.zeros(3, np.float32)}, SCALER))
+    assert messages(middle.session.copies.upload_failed(1, "disk full")) == [SaveFailed(B, SESSION, epoch, 1, "disk full")]
+    assert middle.session.state is State.STEPPING
+    (again,) = middle.session.save(1)
+    assert isinstance(upload, Upload)
+    assert isinstance(again, Upload)
+    assert (again.step, again.tensors) == (1, upload.tensors)
 
 
 def test_who_does_not_decide_has_no_scaler_state(middle: Bench) -> None:
@@ -337,15 +281,96 @@ def test_who_does_not_decide_has_no_scaler_state(middle: Bench) -> None:
     assert upload.state is None
 
 
+def test_who_decides_saves_after_so_much_work_if_no_steps_are_given() -> None:
+    """30 seconds after the deploy, and 30 seconds after that; what the last decision says agrees."""
+    bench = Bench(deploy_of(dict.fromkeys(GRAPH.by_id, A)), A)
+    kinds = []
+    for step, now in ((1, SAVE_AFTER - 1), (2, SAVE_AFTER), (3, SAVE_AFTER + 1), (4, 2 * SAVE_AFTER)):
+        bench.feed(step, 0)
+        bench.feed(step, 1)
+        kinds.append([type(job) for job in bench.at(now)][2:])
+        bench.session.settled(Settled(SESSION, bench.session.deploy.epoch, step, VERDICT, 1.0, ()), now)
+        last = bench.session.hosted(sending=False).last
+        assert last is not None
+        assert last.save == (step in (2, 4))
+    assert kinds == [[Settle], [Settle, Snapshot], [Settle], [Settle, Snapshot]]
+
+
+def test_what_a_session_was_loaded_from_is_the_copy_to_go_back_to() -> None:
+    """It can be saved again without the compute thread; from the seed there is none."""
+    deploy = deploy_of(only_on_b("up", "gelu"), step=7, checkpoint="somewhere")
+    session = HostedSession(B, deploy, Telemetry())
+    session.prepared(make_plan(deploy, B))
+    tensors = {"up.weight": np.zeros(3, np.float32)}
+    session.installed(tensors, 0.0)
+    copy = session.copies.get(7)
+    assert copy is not None
+    assert (copy.tensors, copy.state) == (tensors, None)
+    (upload,) = session.save(7)
+    assert isinstance(upload, Upload)
+    assert session.next_job(0.0) is None
+
+
+# -- heartbeats ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_heartbeat_says_what_was_decided_last(middle: Bench) -> None:
+    """Nothing at first; then the decision as it came."""
+    deploy = middle.session.deploy
+    assert middle.session.hosted(sending=False) == Hosted(SESSION, deploy.epoch, 0, 2, middle.session.bytes)
+    through(middle, 1)
+    assert len(middle.jobs) == 1
+    middle.folded(1)
+    middle.decide(1)
+    hosted = middle.session.hosted(sending=False)
+    assert (hosted.step, hosted.last) == (1, middle.decision(1))
+
+
+def test_where_steps_are_decided_here_a_heartbeat_says_what_is_settled(whole: Bench) -> None:
+    """Three steps are given out and one is settled: that one, with all that another leader must know."""
+    for step in (1, 2, 3):
+        whole.feed(step, 0)
+        whole.feed(step, 1)
+    assert len(whole.jobs) == 10
+    assert whole.session.hosted(sending=False).step == 0
+    whole.session.settled(Settled(SESSION, whole.session.deploy.epoch, 1, VERDICT, 8.0, ((NodeId("loss"), 0, 0.5),)), 0.0)
+    hosted = whole.session.hosted(sending=False)
+    assert hosted.step == 1
+    assert hosted.last == Decision(SESSION, whole.session.deploy.epoch, 1, False, 0.1, 1.0, 1.0, 0.5, 2.5, 8.0, asdict(SCALER), False)
+
+
+def test_it_is_busy_while_there_is_something_to_compute_or_send(middle: Bench) -> None:
+    """With a job ready, at work, and with a hop on its way; not while it waits for tensors or for the decision."""
+
+    def busy() -> bool:
+        return middle.session.hosted(sending=False).busy
+
+    assert not busy()
+    assert middle.session.hosted(sending=True).busy
+    middle.hop("fwd", ("residual", 0), (("up", 0),), (1, 0))
+    assert busy()
+    assert len(middle.jobs) == 1
+    assert busy()
+    middle.answered(1)
+    assert not busy()
+    assert middle.session.hosted(sending=False).work == 1
+    through(middle, 1, attempt=1)
+    assert busy()
+    middle.answered(1 + 2 * 2 + len(middle.jobs))
+    middle.folded(1, attempt=1)
+    assert not busy()
+    assert middle.session.hosted(sending=False).work == 7
+
+
 # -- states ----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_failure_is_repeated_and_stops_everything(middle: Bench) -> None:
     """No more work, and the failure is said every second and at every deploy."""
     middle.hop("fwd", ("residual", 0), (("up", 0),), (1, 0))
-    failure = Failed(B, SESSION, middle.session.deploy.epoch, "boom", "trace")
-    assert messages(middle.session.failed("boom", "trace", 5.0)) == [failure]
-    assert middle.session.failed("again", "trace", 5.0) == []
+    failure = Failed(B, SESSION, middle.session.deploy.epoch, "boom", "trace", world=True)
+    assert messages(middle.session.failed(JobFailed(SESSION, middle.session.deploy.epoch, "boom", "trace", True), 5.0)) == [failure]
+    assert middle.session.failed(JobFailed(SESSION, middle.session.deploy.epoch, "again", "trace", False), 5.0) == []
     assert middle.jobs == []
     assert messages(middle.session.tick(6.0)) == [failure]
     assert messages(middle.session.deployed_again()) == [failure]
@@ -354,7 +379,7 @@ def test_a_failure_is_repeated_and_stops_everything(middle: Bench) -> None:
 
 
 def test_before_it_is_installed_nothing_is_taken() -> None:
-    """Hops and saves are dropped, and a repeated deploy is not answered yet."""
+    """Hops and saves are dropped, a repeated deploy is not answered yet, and it counts as busy."""
     telemetry = Telemetry()
     deploy = deploy_of(only_on_b("up", "gelu"))
     session = HostedSession(B, deploy, telemetry)
@@ -365,7 +390,8 @@ def test_before_it_is_installed_nothing_is_taken() -> None:
     hop = Hop(NETWORK, SESSION, deploy.epoch, 1, 0, 0, "fwd", NodeId("residual"), 0, ((NodeId("up"), 0),), A, "float32", (3, 5, 8))
     assert session.hop(hop, np.zeros((3, 5, 8), np.float32)) == []
     assert session.save(0) == []
-    assert session.next_job() is None
+    assert session.next_job(0.0) is None
+    assert session.hosted(sending=False).busy
     assert telemetry.dropped == {"unknown": 1, "stale": 1}
     session.validate()
 

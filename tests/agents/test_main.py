@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import structlog
@@ -19,6 +21,7 @@ from dcnr.agents.main import default_name, main, parse_memory
 from dcnr.bus import codec, subjects
 from dcnr.bus.messages import Heartbeat
 from dcnr.bus.nats import connect
+from dcnr.bus.server import NatsServer
 from dcnr.errors import UserError
 from dcnr.ids import PNodeId, is_id
 
@@ -70,7 +73,7 @@ def log_settings() -> Iterator[None]:
     [
         (["--name", "a b"], "'a b' is not a valid PNode name"),
         (["--memory", "lots"], "'lots' is not an amount of memory"),
-        (["--backend", "numpy", "--nats", "nats://127.0.0.1:1"], "nats://127.0.0.1:1"),
+        (["--backend", "numpy", "--nats", "nats://127.0.0.1:port"], "nats://127.0.0.1:port"),
         (["--backend", "abacus"], "abacus"),
         (["--backend", "numpy", "--device", "0"], "no device 0 to choose"),
         (["--device", "-1"], "--device"),
@@ -89,17 +92,61 @@ def test_help_shows_an_example() -> None:
 
 
 @contextmanager
-def agent(url: str, name: str, stderr: int | None = None) -> Iterator[subprocess.Popen[str]]:
-    """A real agent, ready; it is killed if the test leaves it running."""
+def starting(url: str, name: str, stderr: int | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A real agent; it is killed if the test leaves it running."""
     command = [sys.executable, "-m", "dcnr.agents.main", "--name", name, "--backend", "numpy", "--memory", "1GiB", "--nats", url]
     env = {**os.environ, "PYTHONWARNINGS": "error"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=env) as process:
         try:
-            assert process.stdout is not None
-            assert process.stdout.readline().startswith(f"{name} is ready at {url}: backend numpy, 1.0 GiB")
             yield process
         finally:
             process.kill()
+
+
+def is_ready(process: subprocess.Popen[str], url: str, name: str) -> bool:
+    """Wait until it says so."""
+    assert process.stdout is not None
+    return process.stdout.readline().startswith(f"{name} is ready at {url}: backend numpy, 1.0 GiB")
+
+
+@contextmanager
+def agent(url: str, name: str, stderr: int | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A real agent, ready."""
+    with starting(url, name, stderr) as process:
+        assert is_ready(process, url, name)
+        yield process
+
+
+def free_port() -> int:
+    """One that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.nats
+def test_an_agent_that_is_there_before_its_server_waits_and_says_so(tmp_path: Path) -> None:
+    """It is ready once the server is."""
+    port = free_port()
+    server = NatsServer(tmp_path, port)
+    with starting(f"nats://127.0.0.1:{port}", "early", stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert f"no NATS server at nats://127.0.0.1:{port} yet" in process.stderr.readline()
+        asyncio.run(server.start())
+        try:
+            assert is_ready(process, server.url, "early")
+        finally:
+            asyncio.run(server.stop())
+
+
+def test_an_agent_that_waits_for_its_server_ends_when_it_is_asked_to() -> None:
+    """At once, and in order."""
+    with starting(f"nats://127.0.0.1:{free_port()}", "early", stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert "no NATS server" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
 
 
 @pytest.mark.nats

@@ -5,17 +5,20 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
-from dcnr.agents.commands import Apply, Fold, Pass, Settle, Snapshot
-from dcnr.agents.events import Applied, Folded, Handoff, JobEvent, JobFailed, PassDone, Settled, SnapshotTaken
+from dcnr.agents.commands import Abort, Apply, Fold, Job, Pass, Settle, Snapshot
+from dcnr.agents.events import Aborted, Applied, Folded, Handoff, JobEvent, JobFailed, PassDone, Settled, SnapshotTaken
 from dcnr.agents.plan import make_plan
-from dcnr.agents.runner import Runner, describe, trace_of
+from dcnr.agents.runner import Runner, describe, is_world, trace_of
 from dcnr.backends.numpy.backend import NumpyBackend
 from dcnr.bus.messages import Decision
+from dcnr.errors import BackendUnavailable, InvariantError, WorldError
+from dcnr.ids import Epoch
+from dcnr.optim.decide import ScalerState
 from tests.agents.tiny import SEQ, SESSION, VOCABULARY, A, B, alone, deploy_of, graph_of
 
 DEPLOY, PLAN = alone()
@@ -73,14 +76,15 @@ def test_jobs_are_answered_in_order(answers: Answers) -> None:
 def test_folding_and_applying_are_separate_where_others_decide(answers: Answers) -> None:
     """Norms go out, a decision comes in."""
     answers.runner.load(DEPLOY, PLAN, None)
-    decision = Decision(SESSION, EPOCH, 1, False, 1, 0.1, 1.0, 1.0, 1.0)
-    for queued in (job(1, 0), job(1, 1), Fold(SESSION, EPOCH, 1), Apply(SESSION, EPOCH, decision)):
+    decision = Decision(SESSION, EPOCH, 1, False, 0.1, 1.0, 1.0, 2.0, 1.0, 1.0, asdict(ScalerState(updates=1)))
+    for queued in (job(1, 0), job(1, 1), Fold(SESSION, EPOCH, 1, 2), Apply(SESSION, EPOCH, decision)):
         answers.runner.submit(queued)
     answers.next()
     answers.next()
     folded = answers.next()
     assert isinstance(folded, Folded)
     assert folded.finite
+    assert folded.attempt == 2
     assert list(folded.squared_norms) == [node.id for node in PLAN.graph.nodes if PLAN.nodes[node.id].parameters]
     assert answers.next() == Applied(SESSION, EPOCH, 1)
 
@@ -99,6 +103,39 @@ def test_tensors_for_others_are_in_host_memory(answers: Answers) -> None:
     assert isinstance(handoff, Handoff)
     assert handoff.array.shape == (3, SEQ, 8)
     assert handoff.host is not None
+
+
+def test_a_step_that_is_forgotten_leaves_no_trace(answers: Answers) -> None:
+    """The same losses and norms as if it had been begun but once; answers carry the attempt."""
+    answers.runner.load(DEPLOY, PLAN, None)
+    for queued in (job(1, 0), job(1, 1), Settle(SESSION, EPOCH, 1)):
+        answers.runner.submit(queued)
+    *_, calm = [answers.next() for _ in range(3)]
+    assert isinstance(calm, Settled)
+    again = replace(DEPLOY, epoch=Epoch(2))
+    answers.runner.load(again, PLAN, None)
+    attempts = [replace(job(1, micro), epoch=again.epoch, attempt=attempt) for attempt, micro in ((0, 0), (1, 0), (1, 1))]
+    everything: list[Job] = [attempts[0], Abort(SESSION, again.epoch, 1, 1), *attempts[1:], Settle(SESSION, again.epoch, 1)]
+    for one in everything:
+        answers.runner.submit(one)
+    events = [answers.next() for _ in range(5)]
+    assert events[1] == Aborted(SESSION, again.epoch, 1)
+    assert [event.attempt for event in events if isinstance(event, PassDone)] == [0, 1, 1]
+    assert events[4] == replace(calm, epoch=again.epoch)
+
+
+def test_a_failure_of_the_machine_is_told_from_one_of_the_network(answers: Answers) -> None:
+    """A device that is lost may be found elsewhere; ids beyond the vocabulary may not."""
+    for error, world in (
+        (BackendUnavailable("the GPU fell off the bus"), True), (MemoryError(), True), (OSError(), True), (WorldError(""), True),
+        (ValueError(), False), (InvariantError(""), False),
+    ):  # fmt: skip
+        assert is_world(error) == world
+    answers.runner.load(DEPLOY, PLAN, None)
+    answers.runner.submit(replace(job(), inputs=(np.full((3, SEQ), 10**6), np.zeros((3, SEQ), np.int64))))
+    failed = answers.next()
+    assert isinstance(failed, JobFailed)
+    assert not failed.world
 
 
 def test_an_exception_in_a_node_names_it_and_the_thread_goes_on(answers: Answers) -> None:

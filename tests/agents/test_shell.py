@@ -138,13 +138,12 @@ def test_a_part_that_does_not_fit_is_refused() -> None:
     ("change", "message"),
     [
         ({"network_file": "name: [oops"}, "tiny.yml"),
-        ({"storage": "file:///nowhere", "checkpoint": "checkpoints/run/0000000001/manifest.json"}, "manifest"),
         ({"hyper": {"shards": "many"}}, "shards"),
     ],
-    ids=["file", "checkpoint", "hyper"],
+    ids=["file", "hyper"],
 )
 def test_a_deploy_that_cannot_be_carried_out_fails_with_a_sentence(change: dict[str, object], message: str) -> None:
-    """A file that does not load, a checkpoint that is not there, values that are none."""
+    """A file that does not load, values that are none."""
 
     async def story() -> None:
         async with cluster(replace(DEPLOY, **change)) as (_, trainer, _broker):  # type: ignore[arg-type]  # fields of Deploy
@@ -174,18 +173,16 @@ def test_a_checkpoint_lies_in_storage(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_storage_that_does_not_take_a_part_fails_the_session(tmp_path: Path) -> None:
-    """A file stands where the folder should be."""
+def test_what_a_newer_epoch_goes_on_hearing_is_not_given_up_in_between() -> None:
+    """A deploy that takes the place of an older one subscribes to what is new only."""
 
     async def story() -> None:
-        (tmp_path / "checkpoints").write_text("in the way")
-        deploy = replace(DEPLOY, storage=f"file://{tmp_path}")
-        async with cluster(deploy) as (_, trainer, _broker):
+        async with cluster(DEPLOY) as (_, trainer, broker):
             await trainer.start()
-            await trainer.tell(A, Save(deploy.session, deploy.epoch, 0))
-            failed = await heard(trainer, Failed)
-            assert isinstance(failed, Failed)
-            assert failed.message.startswith("checkpoint of step 0: ")
+            before = {id(interest) for interest in broker.interests}
+            trainer.deploy = replace(trainer.deploy, epoch=Epoch(2))
+            await trainer.start()
+            assert {id(interest) for interest in broker.interests} == before
 
     asyncio.run(story())
 

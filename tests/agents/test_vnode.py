@@ -23,15 +23,15 @@ def vnode() -> Iterator[VNode]:
 
 def fill(vnode: VNode, turn: Turn) -> None:
     """Offer both inputs."""
-    assert vnode.offer("fwd", turn, 0, 0) is Offer.TAKEN
-    assert vnode.offer("fwd", turn, 0, 1) is Offer.TAKEN
+    assert vnode.offer("fwd", turn, 0) is Offer.TAKEN
+    assert vnode.offer("fwd", turn, 1) is Offer.TAKEN
 
 
 def test_it_is_ready_when_all_inputs_are_here(vnode: VNode) -> None:
     """One of two inputs is not enough."""
-    vnode.offer("fwd", Turn(1, 0), 0, 1)
+    vnode.offer("fwd", Turn(1, 0), 1)
     assert not vnode.ready("fwd")
-    vnode.offer("fwd", Turn(1, 0), 0, 0)
+    vnode.offer("fwd", Turn(1, 0), 0)
     assert vnode.ready("fwd")
 
 
@@ -56,25 +56,24 @@ def test_a_later_step_waits_until_the_one_before_was_decided(vnode: VNode) -> No
 
 def test_duplicates_are_taken_once(vnode: VNode) -> None:
     """The second copy of an input changes nothing."""
-    assert vnode.offer("fwd", Turn(1, 0), 0, 0) is Offer.TAKEN
-    assert vnode.offer("fwd", Turn(1, 0), 0, 0) is Offer.DUPLICATE
+    assert vnode.offer("fwd", Turn(1, 0), 0) is Offer.TAKEN
+    assert vnode.offer("fwd", Turn(1, 0), 0) is Offer.DUPLICATE
     assert not vnode.ready("fwd")
 
 
 def test_what_ran_or_was_decided_is_stale(vnode: VNode) -> None:
-    """Inputs of a turn that ran, of a decided step, of another attempt or of no micro-batch are stale."""
+    """Inputs of a turn that ran, of a decided step or of no micro-batch are stale."""
     fill(vnode, Turn(1, 0))
     vnode.run("fwd")
-    assert vnode.offer("fwd", Turn(1, 0), 0, 0) is Offer.STALE
-    assert vnode.offer("fwd", Turn(1, 1), 1, 0) is Offer.STALE
-    assert vnode.offer("fwd", Turn(1, MICRO_BATCHES), 0, 0) is Offer.STALE
+    assert vnode.offer("fwd", Turn(1, 0), 0) is Offer.STALE
+    assert vnode.offer("fwd", Turn(1, MICRO_BATCHES), 0) is Offer.STALE
     vnode.decide(1)
-    assert vnode.offer("fwd", Turn(1, 1), 0, 0) is Offer.STALE
+    assert vnode.offer("fwd", Turn(1, 1), 0) is Offer.STALE
 
 
 def test_a_backward_runs_only_after_its_forward(vnode: VNode) -> None:
     """A gradient that is here too early waits."""
-    vnode.offer("bwd", Turn(1, 0), 0, 0)
+    vnode.offer("bwd", Turn(1, 0), 0)
     assert not vnode.ready("bwd")
     fill(vnode, Turn(1, 0))
     vnode.run("fwd")
@@ -98,7 +97,7 @@ def test_any_order_of_arrival_gives_the_same_order_of_turns(arrivals: list[tuple
     vnode = VNode(inputs=2, gradients=2, micro_batches=2, step=0)
     ran: dict[str, list[Turn]] = {"fwd": [], "bwd": []}
     for phase, step, micro, index in arrivals:
-        vnode.offer(phase, Turn(step, micro), 0, index)
+        vnode.offer(phase, Turn(step, micro), index)
         while any(vnode.ready(one) for one in ("bwd", "fwd")):
             one = "bwd" if vnode.ready("bwd") else "fwd"
             ran[one].append(vnode.next(one))
@@ -108,3 +107,40 @@ def test_any_order_of_arrival_gives_the_same_order_of_turns(arrivals: list[tuple
             vnode.validate()
     turns = [Turn(step, micro) for step in (1, 2) for micro in (0, 1)]
     assert ran == {"fwd": turns, "bwd": turns}
+
+
+def test_a_step_that_is_begun_again_has_nothing_of_before(vnode: VNode) -> None:
+    """One micro-batch ran and the next is half here: all of it must come again, and is no duplicate; step 2 waits as before."""
+    fill(vnode, Turn(1, 0))
+    vnode.run("fwd")
+    vnode.offer("fwd", Turn(1, 1), 0)
+    fill(vnode, Turn(2, 0))
+    vnode.renew(1)
+    assert vnode.next("fwd") == Turn(1, 0)
+    assert not vnode.ready("fwd")
+    for micro in range(MICRO_BATCHES):
+        fill(vnode, Turn(1, micro))
+        assert vnode.ready("fwd")
+        vnode.run("fwd")
+    vnode.decide(1)
+    assert vnode.ready("fwd")
+
+
+def test_a_later_step_can_begin_again_before_its_turn(vnode: VNode) -> None:
+    """Only what waits for it goes: the step under way keeps its place."""
+    fill(vnode, Turn(1, 0))
+    vnode.run("fwd")
+    fill(vnode, Turn(2, 0))
+    vnode.renew(2)
+    assert vnode.next("fwd") == Turn(1, 1)
+    vnode.decide(1)
+    assert not vnode.ready("fwd")
+    fill(vnode, Turn(2, 0))
+    assert vnode.ready("fwd")
+
+
+def test_a_decided_step_is_not_begun_again(vnode: VNode) -> None:
+    """It is over."""
+    vnode.decide(1)
+    vnode.renew(1)
+    assert vnode.next("fwd") == Turn(2, 0)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from dcnr.agents.plan import Plan, make_plan
-from dcnr.bus.messages import Deploy, PNodeInfo
+from dcnr.bus.messages import Deploy, PNodeInfo, SavedPart
 from dcnr.ids import Epoch, NetworkId, NodeId, PNodeId, SessionId
 from dcnr.network.graph import Graph
 from dcnr.network.load import load_graph
 from dcnr.optim.decide import ScalerState
 from dcnr.passes import prepare
+from dcnr.storage.checkpoint import Manifest
 
 NETWORK = NetworkId("tiny")
 SESSION = SessionId("run")
@@ -147,3 +148,26 @@ def alone(**options: object) -> tuple[Deploy, Plan]:
     homes = {node.id: A for node in graph_of(fuse=fuse).nodes}
     deploy = deploy_of(homes, **options)  # type: ignore[arg-type]  # the options of deploy_of
     return deploy, make_plan(deploy, A)
+
+
+def manifest_of(deploy: Deploy, parts: Iterable[SavedPart], step: int, state: ScalerState) -> Manifest:
+    """What an orchestrator would write of these parts."""
+    return Manifest(
+        session=deploy.session,
+        network=deploy.network,
+        network_file=deploy.network_file,
+        dataset="none",
+        step=step,
+        epoch=deploy.epoch,
+        seed=deploy.seed,
+        total_steps=deploy.total_steps,
+        batch=deploy.batch,
+        micro_batches=deploy.micro_batches,
+        fuse=deploy.fuse,
+        hyper=deploy.hyper,
+        state=state,
+        parts=tuple(parts),
+        kernel="test",
+        created="2000-01-01T00:00:00+00:00",
+        dcnr_version="0",
+    )

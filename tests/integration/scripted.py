@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -28,6 +28,7 @@ from dcnr.bus.messages import (
     Refused,
     Report,
     StepDone,
+    StepMessage,
     StepReport,
 )
 from dcnr.bus.transport import HopTransport
@@ -136,17 +137,17 @@ class Trainer:
             await self.tell(pnode, self.deploy)
         await self.until(lambda: len(self.reports(Deployed)) == len(self.hosts))
 
-    async def feed(self, step: int, tokens_BS: np.ndarray) -> None:
+    async def feed(self, step: int, tokens_BS: np.ndarray, attempt: int = 0) -> None:
         """Send the ids and targets of a step."""
         deploy = self.deploy
         weight = 1.0 / tokens_BS[:, 1:].size
         rows = deploy.batch // deploy.micro_batches
         for micro in range(deploy.micro_batches):
             part = tokens_BS[micro * rows : (micro + 1) * rows]
-            await self.send(step, micro, 0, part[:, :-1], 0.0)
-            await self.send(step, micro, 1, part[:, 1:], weight)
+            await self.send(step, micro, 0, part[:, :-1], attempt=attempt)
+            await self.send(step, micro, 1, part[:, 1:], weight, attempt)
 
-    async def send(self, step: int, micro: int, what: int, payload_RT: np.ndarray, weight: float) -> None:
+    async def send(self, step: int, micro: int, what: int, payload_RT: np.ndarray, weight: float = 0.0, attempt: int = 0) -> None:
         """One hop: ids (`what` 0) to the embedder, or targets (1) to the cost."""
         deploy = self.deploy
         target = next(
@@ -156,7 +157,7 @@ class Trainer:
             if port is None and (node.type == "embedder") == (what == 0)
         )
         hop = Hop(
-            deploy.network, deploy.session, deploy.epoch, step, micro, 0, "fwd", TRAINER, what, (target,), TRAINER_NAME,
+            deploy.network, deploy.session, deploy.epoch, step, micro, attempt, "fwd", TRAINER, what, (target,), TRAINER_NAME,
             "int64", payload_RT.shape, weight,
         )  # fmt: skip
         await self.transport.send(deploy.assignment[target[0]], hop, np.ascontiguousarray(payload_RT))
@@ -177,17 +178,27 @@ class Trainer:
         reports = [report for report in self.reports(StepReport, step).values() if isinstance(report, StepReport)]
         norms = {node: squares for report in reports for node, squares in report.squared_norms.items()}
         verdict = decide(
-            Hyper.model_validate(self.deploy.hyper), self.deploy.total_steps, step, self.state,
+            self.hyper, self.deploy.total_steps, step, self.state,
             [norms[node.id] for node in self.graph.nodes if node.id in norms], all(report.finite for report in reports),
         )  # fmt: skip
-        self.state, self.verdicts[step] = verdict.state, verdict
-        decision = Decision(
-            self.deploy.session, self.deploy.epoch, step, verdict.skip, verdict.state.updates, verdict.lr, verdict.lr_factor,
-            verdict.grad_factor, verdict.state.loss_scale,
-        )  # fmt: skip
-        await self.bus.publish(subjects.step(self.deploy.network), codec.encode(decision))
         losses: Mapping[tuple[NodeId, int], float] = {(cost, micro): loss for report in reports for cost, micro, loss in report.losses}
-        return sum(losses[key] for key in sorted(losses))
+        loss = sum(losses[key] for key in sorted(losses))
+        decision = Decision(
+            self.deploy.session, self.deploy.epoch, step, verdict.skip, verdict.lr, verdict.lr_factor, verdict.grad_factor, loss,
+            verdict.grad_norm, self.state.loss_scale, asdict(verdict.state), self.hyper.saves(step, 0.0),
+        )  # fmt: skip
+        self.state, self.verdicts[step] = verdict.state, verdict
+        await self.announce(decision)
+        return loss
+
+    async def announce(self, message: StepMessage) -> None:
+        """Tell everyone who takes part."""
+        await self.bus.publish(subjects.step(self.deploy.network), codec.encode(message))
+
+    @property
+    def hyper(self) -> Hyper:
+        """What the deploy says."""
+        return Hyper.model_validate(self.deploy.hyper)
 
     def beats(self) -> list[Heartbeat]:
         """All heartbeats so far."""

@@ -11,8 +11,11 @@ from dcnr.backends.numpy.backend import NumpyBackend
 from dcnr.bus.memory import MemoryBroker
 from dcnr.ids import NodeId, PNodeId
 from dcnr.network.graph import Graph
+from dcnr.placement.again import place_again
+from dcnr.placement.place import Host, place
+from dcnr.placement.segments import cut_segments
 from tests.agents.tiny import NORMED, SEQ, TINY, VOCABULARY, A, B, C, alternate, deploy_of, graph_of, spread
-from tests.integration.scripted import Trainer, agents, batches, info_of
+from tests.integration.scripted import GIB, Trainer, agents, batches, info_of
 
 STEPS = 6
 BATCH = 6
@@ -65,6 +68,21 @@ def test_losses_are_bit_equal_on_one_two_and_three_agents(fuse: bool, micro_batc
     assert train([A, B], fuse=fuse, micro_batches=micro_batches) == single
     assert train([A, B, C], fuse=fuse, micro_batches=micro_batches) == single
     assert train([A, B, C], alternate, fuse=fuse, micro_batches=micro_batches) == single
+
+
+@pytest.mark.parametrize("fuse", [False, True], ids=["plain", "fused"])
+def test_a_host_with_two_runs_apart_gives_the_same_bits(fuse: bool) -> None:
+    """The run of a lost host, taken by one that already has another further on, is a segment of its own there."""
+
+    def patched(graph: Graph, pnodes: Sequence[PNodeId]) -> dict[NodeId, PNodeId]:
+        before = place(graph, [Host(pnode, GIB, 1) for pnode in pnodes], BATCH)
+        first, _lost, third, last = pnodes
+        return dict(place_again(graph, [Host(first, 0, 1), Host(third, 0, 1), Host(last, GIB, 1)], BATCH, before))
+
+    graph, pnodes = graph_of(fuse=fuse), [A, B, C, PNodeId("d")]
+    order = [segment.pnode for segment in cut_segments(graph, patched(graph, pnodes))]
+    assert order == ["a", "d", "c", "d", "a"]
+    assert train(pnodes, patched, fuse=fuse) == train([A], fuse=fuse)
 
 
 def test_threads_do_not_change_bits() -> None:
