@@ -41,7 +41,7 @@ class Host:
 def place(graph: Graph, hosts: Sequence[Host], rows: int) -> Assignment:
     """Divide `graph` (prepared) among `hosts` for `rows` batch rows in flight. Raises `DoesNotFit` with the numbers."""
     groups = together(graph)
-    problem = _Problem.of(graph, groups, rows)
+    problem = Problem.of(graph, groups, rows)
     for stages in range(min(len(hosts), len(groups)), 0, -1):
         roomy = sorted(hosts, key=lambda host: (-host.memory_free, host.pnode))[:stages]
         for order in (sorted(roomy, key=lambda host: host.pnode), roomy):
@@ -62,7 +62,7 @@ def _assignment(graph: Graph, groups: Sequence[Group], hosts: Sequence[Host], en
     return Assignment({node.id: holder[node.id] for node in graph.nodes})
 
 
-def _does_not_fit(graph: Graph, groups: Sequence[Group], hosts: Sequence[Host], problem: _Problem) -> DoesNotFit:
+def _does_not_fit(graph: Graph, groups: Sequence[Group], hosts: Sequence[Host], problem: Problem) -> DoesNotFit:
     if not hosts:
         return DoesNotFit(f"there is no PNode for network '{graph.name}'", "start one with dcnr-agent")
     sizes = [after - before for before, after in zip(problem.memory, problem.memory[1:], strict=False)]
@@ -81,8 +81,8 @@ def _mib(count: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Problem:
-    """Running totals over the atoms, and what each border would send."""
+class Problem:
+    """A graph as placement sees it: running totals over its atoms, and what each border would send."""
 
     flops: tuple[int, ...]
     """flops[i]: of the first i atoms."""
@@ -93,7 +93,7 @@ class _Problem:
     """cut[i]: bytes between the first i atoms and the rest, both ways."""
 
     @classmethod
-    def of(cls, graph: Graph, groups: Sequence[Group], rows: int) -> _Problem:
+    def of(cls, graph: Graph, groups: Sequence[Group], rows: int) -> Problem:
         """Atoms share no activations, since a border may come between any two; a group that is recomputed is taken as a whole."""
         atom_of = {node: index for index, group in enumerate(groups) for node in group.nodes}
         of_node = graph_costs(graph, rows, place=lambda node: recomputed_with(node) or atom_of[node.id])
@@ -118,7 +118,7 @@ class _Problem:
         for used, host in enumerate(hosts, 1):
             for end in range(used, atoms + 1):
                 for begin in range(end - 1, used - 2, -1):
-                    time = self._time(host, begin, end)
+                    time = self.time(host, begin, end)
                     if time > slowest * SLACK or not self._fits(host, begin, end):
                         break
                     sent, squares = worth[used - 1][begin]
@@ -142,13 +142,14 @@ class _Problem:
         """The slowest stage when `host` takes the last run up to atom `end`, and `before` says how the rest does."""
         found = math.inf
         for begin in range(end - 1, first - 1, -1):
-            time = self._time(host, begin, end)
+            time = self.time(host, begin, end)
             if time >= found or not self._fits(host, begin, end):
                 break
             found = min(found, max(before[begin], time))
         return found
 
-    def _time(self, host: Host, begin: int, end: int) -> float:
+    def time(self, host: Host, begin: int, end: int) -> float:
+        """Of the atoms from `begin` to `end` on `host`."""
         return (self.flops[end] - self.flops[begin]) / max(1, host.cores)
 
     def _fits(self, host: Host, begin: int, end: int) -> bool:
