@@ -10,6 +10,9 @@ import re
 
 from dcnr.errors import UserError
 
+HALF_WRITTEN = 86_400.0
+"""Seconds after which nobody can still be writing a blob that was begun."""
+
 _SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9_.-]*"
 _KEY = re.compile(f"{_SEGMENT}(/{_SEGMENT})*")
 _PREFIX = re.compile(f"({_SEGMENT}/)*({_SEGMENT})?")
@@ -20,6 +23,11 @@ def check_key(key: str) -> str:
     if _KEY.fullmatch(key) is None:
         raise UserError(f"'{key}' is not a storage key", "use letters, digits, '_', '-', '.' and '/'; no part may start with '.'")
     return key
+
+
+def is_key(text: str) -> bool:
+    """Whether `text` can name a blob; other files in the same place are not ours."""
+    return _KEY.fullmatch(text) is not None
 
 
 def check_prefix(prefix: str) -> str:

@@ -38,18 +38,18 @@ def encode_tensors(tensors: Mapping[str, Float32Array], metadata: Mapping[str, s
     return [memoryview(len(text).to_bytes(8, "little") + text), *buffers]
 
 
-def decode_tensors(data: bytes) -> dict[str, Float32Array]:
-    """The arrays of a file, read-only, sharing the memory of `data`. Raises `PeerError` if it is not such a file."""
+def decode_tensors(data: bytes | memoryview) -> dict[str, Float32Array]:
+    """The arrays of a file, sharing the memory of `data`, read-only as it is. Raises `PeerError` if it is not such a file."""
     try:
         start = 8 + int.from_bytes(data[:8], "little")
-        header = json.loads(data[8:start])
+        header = json.loads(bytes(data[8:start]))
         header.pop("__metadata__", None)
         return {name: _view(data, start, entry) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PeerError(f"this is not a safetensors file of float32 arrays: {error}") from error
 
 
-def _view(data: bytes, start: int, entry: Mapping[str, Any]) -> Float32Array:
+def _view(data: bytes | memoryview, start: int, entry: Mapping[str, Any]) -> Float32Array:
     if entry["dtype"] != "F32":
         raise ValueError(f"dtype {entry['dtype']}")
     first, stop = entry["data_offsets"]

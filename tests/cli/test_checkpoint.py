@@ -10,8 +10,13 @@ import pytest
 import safetensors.numpy
 from click.testing import CliRunner, Result
 
+from dcnr.bus import api, subjects
+from dcnr.bus.nats import connect
+from dcnr.cli.checkpoint import _prune
 from dcnr.cli.main import main
+from dcnr.errors import NotFound
 from dcnr.ids import SessionId
+from dcnr.optim.hyper import Hyper
 from dcnr.storage.file import FileStorage
 from tests.storage.test_checkpoint import save
 
@@ -26,8 +31,21 @@ def folder(tmp_path: Path) -> Path:
 
 
 def dcnr(folder: Path, *arguments: str) -> Result:
-    """Run `dcnr checkpoint …` on the data directory in `folder`."""
-    return CliRunner().invoke(main, ["checkpoint", *arguments], env={"DCNR_DATA_DIR": str(folder / "data")})
+    """Run `dcnr checkpoint …` on the data directory in `folder`, where no server runs."""
+    environ = {"DCNR_DATA_DIR": str(folder / "data"), "DCNR_STORAGE": "", "NATS_URL": "nats://127.0.0.1:1"}
+    return CliRunner().invoke(main, ["checkpoint", *arguments], env=environ)
+
+
+def damaged(folder: Path, step: int) -> Path:
+    """A part of `run` at `step` that was just cut short."""
+    part = next((folder / f"data/checkpoints/run/{step:010d}").glob("*.safetensors"))
+    part.write_bytes(part.read_bytes()[:-1])
+    return part
+
+
+def steps(folder: Path) -> list[int]:
+    """Of the checkpoints of `run`."""
+    return [one["step"] for one in json.loads(dcnr(folder, "list", "run", "--json").stdout)["checkpoints"]]
 
 
 def test_list_shows_all_or_those_of_a_session(folder: Path) -> None:
@@ -76,7 +94,111 @@ def test_a_damaged_part_is_code_1_and_no_file(folder: Path) -> None:
     assert not (folder / "w.safetensors").exists()
 
 
-@pytest.mark.parametrize("command", ["list", "export"])
+def test_another_storage_is_named_by_its_url(folder: Path, tmp_path: Path) -> None:
+    """In place of the data directory, by every command."""
+    asyncio.run(save(FileStorage(tmp_path / "elsewhere"), SessionId("run"), 7))
+    there = ("--storage", f"file://{tmp_path}/elsewhere", "--json")
+    assert [one["step"] for one in json.loads(dcnr(folder, "list", *there).stdout)["checkpoints"]] == [7]
+    assert [one["step"] for one in json.loads(dcnr(folder, "verify", "run", *there).stdout)["checkpoints"]] == [7]
+    assert json.loads(dcnr(folder, "prune", "run", "--keep-last", "1", *there).stdout)["kept"] == [7]
+    assert json.loads(dcnr(folder, "export", "run", "--out", str(tmp_path / "w.safetensors"), *there).stdout)["step"] == 7
+
+
+def test_list_shows_a_damaged_manifest_beside_the_others(folder: Path) -> None:
+    """One bad file hides nothing."""
+    (folder / "data/checkpoints/run/0000000000/manifest.json").write_bytes(b"{}")
+    first, second = json.loads(dcnr(folder, "list", "run", "--json").stdout)["checkpoints"]
+    assert (first["step"], second["step"], second["problem"]) == (0, 5, "")
+    assert "manifest.json is damaged" in first["problem"]
+    assert "is damaged" in dcnr(folder, "list", "run").stdout
+
+
+def test_verify_says_ok(folder: Path) -> None:
+    """For each checkpoint, or for one."""
+    result = dcnr(folder, "verify", "run")
+    assert result.exit_code == 0
+    assert [line.split() for line in result.stdout.splitlines()[1:]] == [["run", "0", "ok"], ["run", "5", "ok"]]
+    (one,) = json.loads(dcnr(folder, "verify", "run", "--step", "5", "--json").stdout)["checkpoints"]
+    assert (one["session"], one["step"], one["state"], one["problems"]) == ("run", 5, "ok", [])
+
+
+def test_verify_names_what_is_damaged_and_ends_with_code_1(folder: Path) -> None:
+    """Parts and manifests; the others are still looked at."""
+    part = damaged(folder, 5)
+    (folder / "data/checkpoints/run/0000000000/manifest.json").write_bytes(b"{}")
+    asyncio.run(save(FileStorage(folder / "data"), SessionId("run"), 9))
+    result = dcnr(folder, "verify", "run", "--json")
+    assert result.exit_code == 1
+    zero, five, nine = json.loads(result.stdout)["checkpoints"]
+    assert (zero["state"], five["state"], nine["state"]) == ("damaged", "damaged", "ok")
+    assert "manifest.json is damaged" in zero["problems"][0]
+    assert f"{part.name} is damaged" in five["problems"][0]
+    assert dcnr(folder, "verify", "run", "--step", "9").exit_code == 0
+
+
+@pytest.mark.parametrize(("more", "message"), [(("nobody",), "has no checkpoint in"), (("run", "--step", "4"), "no checkpoint of step 4")])
+def test_verify_of_nothing_is_code_2(folder: Path, more: tuple[str, ...], message: str) -> None:
+    """It is no success."""
+    result = dcnr(folder, "verify", *more)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_prune_keeps_the_newest_and_says_what_went(folder: Path) -> None:
+    """A dry run says the same and removes nothing."""
+    for step in (10, 20, 25):
+        asyncio.run(save(FileStorage(folder / "data"), SessionId("run"), step))
+    arguments = ("prune", "run", "--keep-last", "1", "--keep-every", "10", "--json")
+    dry = json.loads(dcnr(folder, *arguments, "--dry-run").stdout)
+    assert steps(folder) == [0, 5, 10, 20, 25]
+    wet = json.loads(dcnr(folder, *arguments).stdout)
+    assert steps(folder) == wet["kept"] == [0, 10, 20, 25]
+    assert dry == wet | {"dry_run": True}
+    assert (wet["removed"], wet["blobs"]) == ([5], 3)
+    assert wet["bytes"] > 0
+    assert dcnr(folder, "verify", "run").exit_code == 0
+
+
+def test_prune_never_removes_the_newest_that_can_be_read(folder: Path) -> None:
+    """Newer ones that are damaged do not count."""
+    for step in (10, 20):
+        asyncio.run(save(FileStorage(folder / "data"), SessionId("run"), step))
+    damaged(folder, 10)
+    damaged(folder, 20)
+    assert json.loads(dcnr(folder, "prune", "run", "--keep-last", "1", "--json").stdout)["removed"] == [0]
+    assert steps(folder) == [5, 10, 20]
+    damaged(folder, 5)
+    result = dcnr(folder, "prune", "run", "--keep-last", "1")
+    assert result.exit_code == 2
+    assert "all checkpoints of session 'run' are damaged" in result.stderr
+    assert steps(folder) == [5, 10, 20]
+
+
+@pytest.mark.parametrize(("known", "kept"), [([0, 5], [5, 10, 20]), ([0, 5, 10, 20], [20]), ([], [20]), (None, [20])])
+async def test_prune_spares_what_the_session_could_go_back_to(
+    folder: Path, nats_url: str, monkeypatch: pytest.MonkeyPatch, known: list[int] | None, kept: list[int]
+) -> None:
+    """What the orchestrator has as its newest, and all after it; what it does not know at all, storage alone decides."""
+    for step in (10, 20):
+        await save(FileStorage(folder / "data"), SessionId("run"), step)
+    monkeypatch.setenv("NATS_URL", nats_url)
+
+    async def answer(data: bytes) -> bytes:
+        assert api.arguments(data) == {"session": "run"}
+        return api.failure(NotFound("no session 'run'")) if known is None else api.ok({"state": "running", "checkpoints": known})
+
+    bus = await connect(nats_url, "an-orchestrator")
+    try:
+        service = await bus.serve(subjects.api("session.show"), answer)
+        newest, removal = await _prune(FileStorage(folder / "data"), SessionId("run"), Hyper(keep_last=1), dry_run=True)
+        await service.stop()
+    finally:
+        await bus.close()
+    assert newest == kept
+    assert set(removal.steps) == {0, 5, 10, 20}.difference(kept)
+
+
+@pytest.mark.parametrize("command", ["list", "verify", "prune", "export"])
 def test_help_shows_an_example(folder: Path, command: str) -> None:
     """Of every command."""
     assert f"Example:\n    dcnr checkpoint {command}" in dcnr(folder, command, "--help").output

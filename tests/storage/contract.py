@@ -43,6 +43,24 @@ class StorageContract:
         assert await storage.list("a/") == ["a/1", "a/2"]
         assert await storage.list("nothing/") == []
 
+    async def test_sizes_are_of_the_same_keys(self, storage: Storage) -> None:
+        """In the same order."""
+        await storage.put("b", b"three", b"more")
+        await storage.put("a/1")
+        assert list((await storage.sizes("")).items()) == [("a/1", 0), ("b", 9)]
+        assert await storage.sizes("a") == {"a/1": 0}
+
+    async def test_what_is_read_cannot_be_changed(self, storage: Storage) -> None:
+        """Arrays may share its memory."""
+        await storage.put("k", b"hello")
+        assert memoryview(await storage.get("k")).readonly
+
+    async def test_a_sweep_removes_no_blob(self, storage: Storage) -> None:
+        """However old."""
+        await storage.put("a/b", b"x")
+        await storage.sweep("")
+        assert await storage.list("") == ["a/b"]
+
     async def test_delete_goes_by_prefix_too(self, storage: Storage) -> None:
         """And only that; again is no error."""
         for key in ("a/1", "a/deep/2", "ab"):
@@ -64,6 +82,7 @@ class StorageContract:
 
     async def test_a_missing_blob_is_named(self, storage: Storage) -> None:
         """With where it was looked for."""
+        await storage.put("a/c", b"x")
         with pytest.raises(NotFound, match="no 'a/b' in"):
             await storage.get("a/b")
 
@@ -77,7 +96,7 @@ class StorageContract:
     @pytest.mark.parametrize("prefix", ["../", "/", "a/../.."])
     async def test_prefixes_that_escape_are_refused(self, storage: Storage, prefix: str) -> None:
         """Above all by delete."""
-        for refused in (storage.list(prefix), storage.delete(prefix)):
+        for refused in (storage.list(prefix), storage.sizes(prefix), storage.sweep(prefix), storage.delete(prefix)):
             with pytest.raises(UserError, match="no storage key starts with"):
                 await refused
 

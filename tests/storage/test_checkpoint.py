@@ -10,19 +10,29 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from dcnr.errors import NotFound, PeerError, UserError
+from dcnr.errors import NotFound, PeerError, UserError, WorldError
 from dcnr.ids import Epoch, NetworkId, PNodeId, SessionId
 from dcnr.optim.decide import ScalerState
+from dcnr.optim.hyper import Hyper
+from dcnr.storage.base import Storage
 from dcnr.storage.checkpoint import (
+    DAMAGED,
     Manifest,
+    Removal,
     delete_checkpoints,
     export_safetensors,
     list_checkpoints,
     manifest_key,
+    manifest_keys,
+    newest_complete,
     part_key,
+    prune,
     read_manifest,
     read_manifest_at,
     read_tensors,
+    removable,
+    step_of,
+    verify_checkpoint,
     write_manifest,
     write_part,
 )
@@ -39,7 +49,7 @@ def tensors_of(node: str, seed: int) -> dict[str, Float32Array]:
     return {f"{node}.weight{suffix}": generator.standard_normal((3, 4), np.float32) for suffix in ("", ":m", ":v")}
 
 
-async def save(storage: FileStorage, session: SessionId = RUN, step: int = 5, epoch: int = 1) -> Manifest:
+async def save(storage: Storage, session: SessionId = RUN, step: int = 5, epoch: int = 1) -> Manifest:
     """A checkpoint of two PNodes; tensors depend on step and epoch."""
     parts = []
     for index, node in enumerate(("embedder", "lm_head")):
@@ -109,7 +119,7 @@ async def test_a_part_is_a_safetensors_file_with_its_hash(storage: FileStorage) 
     part = (await save(storage)).parts[0]
     data = await storage.get(part.key)
     assert part.bytes == len(data)
-    assert set(safetensors.numpy.load(data)) == set(part.tensors)
+    assert set(safetensors.numpy.load(bytes(data))) == set(part.tensors)
 
 
 async def test_the_newest_is_taken_unless_a_step_is_named(storage: FileStorage) -> None:
@@ -189,6 +199,174 @@ async def test_list_and_delete(storage: FileStorage) -> None:
     assert await list_checkpoints(storage, RUN) == []
     assert len(await list_checkpoints(storage)) == 2
     assert await storage.list("checkpoints/run/") == []
+
+
+async def test_files_of_others_are_no_checkpoints(storage: FileStorage) -> None:
+    """Notes, copies and editors' backups in the same folders are neither listed nor pruned."""
+    for step in (1, 2, 3):
+        await save(storage, step=step)
+    foreign = ["checkpoints/run/notes.txt", "checkpoints/run/0000000001/copy-manifest.json", "checkpoints/run/old/manifest.json"]
+    for key in foreign:
+        await storage.put(key, b"hello")
+    assert [step_of(key) for key in await manifest_keys(storage, RUN)] == [1, 2, 3]
+    assert (await prune(storage, RUN, {3})).steps == (1, 2)
+    assert [key for key in foreign if await storage.exists(key)] == foreign
+
+
+# -- damage -----------------------------------------------------------------------------------------------------------
+
+
+async def damage(storage: FileStorage, manifest: Manifest, kind: str) -> None:
+    """Break one thing."""
+    part = manifest.parts[1]
+    data = bytes(await storage.get(part.key))
+    match kind:
+        case "missing":
+            await storage.delete(part.key)
+        case "short":
+            await storage.put(part.key, data[:-1])
+        case "flipped":
+            await storage.put(part.key, data[:-1] + bytes([data[-1] ^ 1]))
+        case "no manifest":
+            await storage.delete(manifest.key)
+        case "broken manifest":
+            await storage.put(manifest.key, bytes(await storage.get(manifest.key))[:-10])
+        case "manifest of another":
+            await storage.put(manifest.key, bytes(await storage.get(manifest_key(RUN, 0))))
+        case _:
+            raise AssertionError(kind)
+
+
+PARTS = {"missing": "there is no 'checkpoints/run/0000000009/p1.1.safetensors'", "short": "is damaged: it has", "flipped": "its sha256 is"}
+
+
+@pytest.mark.parametrize(("kind", "problem"), PARTS.items())
+async def test_verifying_says_what_is_wrong(storage: FileStorage, kind: str, problem: str) -> None:
+    """In words that name the part; nothing of a whole one."""
+    manifest = await save(storage, step=9)
+    assert await verify_checkpoint(storage, manifest) == []
+    await damage(storage, manifest, kind)
+    (said,) = await verify_checkpoint(storage, manifest)
+    assert problem in said
+    assert manifest.parts[1].key in said
+
+
+async def test_verifying_finds_a_tensor_that_two_parts_hold(storage: FileStorage) -> None:
+    """Which of them would be loaded nobody said."""
+    manifest = await save(storage)
+    twice = replace(manifest, parts=(manifest.parts[0], manifest.parts[0]))
+    assert await verify_checkpoint(storage, twice) == [f"{manifest.key}: two parts hold the same tensor"]
+
+
+@pytest.mark.parametrize("kind", [*PARTS, "no manifest", "broken manifest", "manifest of another"])
+async def test_the_newest_complete_one_is_the_newest_without_damage(storage: FileStorage, kind: str) -> None:
+    """Whatever happened to a newer one."""
+    for step in (0, 4, 9):
+        manifest = await save(storage, step=step)
+    assert (await newest_complete(storage, RUN)).step == 9
+    await damage(storage, manifest, kind)
+    assert (await newest_complete(storage, RUN)).step == 4
+
+
+async def test_with_nothing_but_damage_there_is_none(storage: FileStorage) -> None:
+    """And the first reason is told; where there is nothing at all, that is."""
+    with pytest.raises(NotFound, match="session 'run' has no checkpoint"):
+        await newest_complete(storage, RUN)
+    for step in (1, 2):
+        await damage(storage, await save(storage, step=step), "flipped")
+    with pytest.raises(
+        NotFound, match=r"all checkpoints of session 'run' are damaged, the newest so: .*0000000002/p1.1.safetensors is damaged"
+    ):
+        await newest_complete(storage, RUN)
+
+
+@pytest.mark.parametrize("kind", [*PARTS, "broken manifest"])
+async def test_damage_is_told_apart_from_storage_that_is_out_of_reach(storage: FileStorage, tmp_path: Path, kind: str) -> None:
+    """Only the former lets anyone give a checkpoint up."""
+    manifest = await save(storage, step=9)
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    for attempt in (read_manifest_at(storage, manifest.key), read_tensors(storage, manifest, manifest.tensors)):
+        with pytest.raises(WorldError):
+            await attempt
+    with pytest.raises(WorldError):
+        await verify_checkpoint(storage, manifest)
+    (tmp_path / "elsewhere").rename(tmp_path / "store")
+    await damage(storage, manifest, kind)
+    with pytest.raises(DAMAGED):
+        await read_tensors(storage, await read_manifest_at(storage, manifest.key), manifest.tensors)
+
+
+# -- retention --------------------------------------------------------------------------------------------------------
+
+
+async def steps_left(storage: FileStorage) -> list[int]:
+    """Of complete checkpoints; each of them must be whole."""
+    manifests = await list_checkpoints(storage, RUN)
+    for manifest in manifests:
+        assert await verify_checkpoint(storage, manifest) == []
+    return [manifest.step for manifest in manifests]
+
+
+async def test_pruning_keeps_what_it_is_told_and_always_the_newest(storage: FileStorage) -> None:
+    """It says what it removed, and first what it would remove."""
+    for step in (0, 10, 20, 30, 40):
+        await save(storage, step=step)
+    before = await storage.sizes("")
+    expected = await removable(storage, RUN, Hyper(keep_last=2, keep_every=20).keeps([0, 10, 20, 30, 40]))
+    assert await storage.sizes("") == before
+    assert expected.steps == (10,)
+    assert await prune(storage, RUN, {0, 20, 30, 40}) == expected
+    assert await steps_left(storage) == [0, 20, 30, 40]
+    after = await storage.sizes("")
+    assert expected.bytes == sum(before.values()) - sum(after.values())
+    assert (await prune(storage, RUN, ())).steps == (0, 20, 30)
+    assert await steps_left(storage) == [40]
+    assert await prune(storage, SessionId("nobody"), ()) == Removal((), (), 0)
+
+
+async def test_manifests_go_first(storage: FileStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed while it prunes leaves no checkpoint without its parts."""
+    for step in (1, 2, 3):
+        await save(storage, step=step)
+    whole = storage.delete
+    gone: list[str] = []
+
+    async def dying(key: str) -> None:
+        if len(gone) == 3:
+            raise WorldError("killed")
+        gone.append(key)
+        await whole(key)
+
+    monkeypatch.setattr(storage, "delete", dying)
+    with pytest.raises(WorldError, match="killed"):
+        await prune(storage, RUN, ())
+    assert gone[:2] == [manifest_key(RUN, 1), manifest_key(RUN, 2)]
+    assert await steps_left(storage) == [3]
+
+
+async def test_unfinished_checkpoints_go_once_a_newer_one_is_complete(storage: FileStorage) -> None:
+    """But not one that is newer, nor one that somebody who went back to an older step may be uploading now."""
+
+    async def upload(step: int, epoch: int) -> str:
+        return (await write_part(storage, part_key(RUN, step, PNodeId("p0"), Epoch(epoch)), tensors_of("embedder", step))).key
+
+    never = await upload(3, 1)
+    assert await prune(storage, RUN, ()) == Removal((), (), 0)
+    await save(storage, step=5, epoch=2)
+    kept = [await upload(7, 1), await upload(5, 1), await upload(4, 3)]
+    removal = await prune(storage, RUN, ())
+    assert (removal.steps, removal.keys) == ((), (never,))
+    assert [key for key in kept if await storage.exists(key)] == kept
+    assert await steps_left(storage) == [5]
+
+
+async def test_pruning_goes_by_the_checkpoint_that_it_is_given(storage: FileStorage) -> None:
+    """If the newer ones are damaged, what they would make superfluous is not."""
+    for step in (1, 2, 3, 4):
+        await save(storage, step=step)
+    removal = await prune(storage, RUN, (), await read_manifest(storage, RUN, 2))
+    assert removal.steps == (1,)
+    assert await steps_left(storage) == [2, 3, 4]
 
 
 async def test_export_holds_the_weights_and_what_they_belong_to(storage: FileStorage, tmp_path: Path) -> None:

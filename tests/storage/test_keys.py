@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dcnr.errors import UserError
-from dcnr.storage.keys import check_key, check_prefix
+from dcnr.storage.keys import check_key, check_prefix, is_key
 
 ESCAPES = ["../a", "a/../b", "/a", "a//b", "./a", "a/.b", ".a", "a\\b", "a b", "a\n", "a\0"]
 
@@ -14,6 +14,7 @@ ESCAPES = ["../a", "a/../b", "/a", "a//b", "./a", "a/.b", ".a", "a\\b", "a b", "
 def test_plain_keys_pass(key: str) -> None:
     """As they are, as keys and as prefixes."""
     assert check_key(key) == key
+    assert is_key(key)
     assert check_prefix(key) == key
     assert check_prefix(key + "/") == key + "/"
 
@@ -23,6 +24,7 @@ def test_other_keys_are_refused(key: str) -> None:
     """Whatever could leave the root, hide, or mean two things."""
     with pytest.raises(UserError, match="is not a storage key"):
         check_key(key)
+    assert not is_key(key)
 
 
 @pytest.mark.parametrize("prefix", ESCAPES)
