@@ -1,7 +1,8 @@
 """Moving averages over the rows of a training log.
 
 Rule 1: an average is of the last `WINDOW` rows; speed is tokens over time, so a slow step weighs what it took.
-Rule 2: a row of a step that was seen already takes the place of it and of what came after: the run went back to a checkpoint.
+Rule 2: a row of a step that was seen already takes the place of it and of what came after: the run went back to a checkpoint. One of an
+older epoch than the newest row comes late, and counts for nothing.
 """
 
 from __future__ import annotations
@@ -38,4 +39,6 @@ class Averages:
 
 def fold(averages: Averages, row: StepMetrics) -> Averages:
     """The averages after one more row."""
+    if averages.rows and row.epoch < averages.rows[-1].epoch:
+        return averages
     return Averages((*(known for known in averages.rows if known.step < row.step), row)[-WINDOW:])

@@ -1,14 +1,16 @@
-"""The training log of each session: `history/<session>.jsonl` in the data directory, one step a line.
+"""The training log of each session: `history/<session>.jsonl` in the data directory, one row a line.
 
-Rule 1: a file is bounded: past `2 * KEEP` lines it is cut to the newest `KEEP`.
-Rule 2: a row of a step takes the place of earlier rows of that step and of later ones: the run went back to a checkpoint.
-Rule 3: a last line that a crash cut short counts for nothing.
+Rule 1: rows are only added. Of several rows of one step the one of the largest epoch stands, and of those the last: the others were
+rolled back, and are superseded. Readers see exactly one row a step, in the order of steps.
+Rule 2: a file is bounded: past `2 * KEEP` lines it is cut to the newest `KEEP` steps, and a file of which more than half is superseded is
+written anew without that when it is opened for adding. Both put a whole new file in place of the old one.
+Rule 3: a line that a crash cut short counts for nothing, and nothing is added behind it: it goes when the file is opened.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,48 +32,76 @@ class History:
     def append(self, rows: Sequence[StepMetrics]) -> None:
         """Add rows, which may be of several sessions. Raises `UserError` if the disk refuses."""
         for session in dict.fromkeys(row.session for row in rows):
-            lines = [json.dumps(asdict(row)) for row in rows if row.session == session]
             try:
-                self._append(session, lines)
+                self._append(session, [row for row in rows if row.session == session])
             except OSError as error:
                 remedy = "the data directory must be writable and have room"
                 raise UserError(f"{self._path(session)}: {error.strerror or error}", remedy) from error
 
     def rows(self, session: SessionId) -> list[StepMetrics]:
         """What is known of a session, by step; empty if nothing."""
-        found: list[StepMetrics] = []
-        for line in self._read(session):
-            row = StepMetrics(**json.loads(line))
-            while found and found[-1].step >= row.step:
-                found.pop()
-            found.append(row)
-        return found
+        return standing(self._read(session))
 
     def erase(self, session: SessionId) -> None:
         """Forget a session."""
         self._lines.pop(session, None)
         self._path(session).unlink(missing_ok=True)
 
-    def _append(self, session: SessionId, lines: list[str]) -> None:
+    def _append(self, session: SessionId, rows: list[StepMetrics]) -> None:
         if session not in self._lines:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._lines[session] = len(self._read(session))
+            self._open(session)
         with self._path(session).open("a") as file:
-            file.writelines(f"{line}\n" for line in lines)
-        self._lines[session] += len(lines)
+            file.writelines(_lines(rows))
+        self._lines[session] += len(rows)
         if self._lines[session] > 2 * self._keep:
-            self._cut(session)
+            self._rewrite(session, self.rows(session)[-self._keep :])
 
-    def _cut(self, session: SessionId) -> None:
-        kept = self._read(session)[-self._keep :]
-        beside = self._path(session).with_suffix(".new")
-        beside.write_text("".join(f"{line}\n" for line in kept))
-        beside.replace(self._path(session))
-        self._lines[session] = len(kept)
-
-    def _read(self, session: SessionId) -> list[str]:
+    def _open(self, session: SessionId) -> None:
+        """Bring a file that another process wrote into order, and count its lines."""
         path = self._path(session)
-        return path.read_text().split("\n")[:-1] if path.exists() else []
+        whole = path.read_bytes() if path.exists() else b""
+        rows = self._read(session)
+        kept = standing(rows)
+        if 2 * len(kept) < len(rows) or not whole.endswith(b"\n") or whole.count(b"\n") != len(rows):
+            self._rewrite(session, kept)
+        else:
+            self._lines[session] = len(rows)
+
+    def _rewrite(self, session: SessionId, rows: Sequence[StepMetrics]) -> None:
+        path = self._path(session)
+        beside = path.with_suffix(".new")
+        with beside.open("w") as file:
+            file.writelines(_lines(rows))
+        beside.replace(path)
+        self._lines[session] = len(rows)
+
+    def _read(self, session: SessionId) -> list[StepMetrics]:
+        path = self._path(session)
+        found = (_row(line) for line in path.read_text(errors="replace").splitlines()) if path.exists() else ()
+        return [row for row in found if row is not None]
 
     def _path(self, session: SessionId) -> Path:
         return self._folder / f"{session}.jsonl"
+
+
+def standing(rows: Iterable[StepMetrics]) -> list[StepMetrics]:
+    """Of rows as they were written, those that stand, by step."""
+    found: dict[int, StepMetrics] = {}
+    for row in rows:
+        known = found.get(row.step)
+        if known is None or row.epoch >= known.epoch:
+            found[row.step] = row
+    return [found[step] for step in sorted(found)]
+
+
+def _lines(rows: Iterable[StepMetrics]) -> Iterable[str]:
+    return (f"{json.dumps(asdict(row))}\n" for row in rows)
+
+
+def _row(line: str) -> StepMetrics | None:
+    """None for a line that a crash cut short."""
+    try:
+        return StepMetrics(**json.loads(line))
+    except (ValueError, TypeError):
+        return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,16 @@ from dcnr.orchestrator.requests import (
     NamedSession,
     Nothing,
     ResumeSession,
+    SessionRows,
 )
 from dcnr.orchestrator.session import Session
 from dcnr.orchestrator.state import NetworkRecord, SessionRecord, SessionState
 from dcnr.orchestrator.store import newest_checkpoint
 from dcnr.storage.base import Storage
 from dcnr.storage.checkpoint import checkpoint_prefix
+
+MAX_ROWS = 200
+"""So many fit a message of any server."""
 
 Answer = dict[str, Any]
 Put = Callable[[Callable[[int], events.Ask]], Awaitable[None]]
@@ -80,8 +84,10 @@ class Api:
             Verb("session.start", NamedSession, self._start_session),
             Verb("session.resume", ResumeSession, self._resume_session),
             Verb("session.suspend", NamedSession, self._suspend_session),
+            Verb("session.rebalance", NamedSession, self._rebalance_session),
             Verb("session.list", Nothing, self._list_sessions),
             Verb("session.show", NamedSession, self._show_session),
+            Verb("session.rows", SessionRows, self._show_rows),
             Verb("session.delete", NamedSession, self._delete_session),
             Verb("pnode.list", Nothing, self._list_pnodes),
             Verb("pnode.show", NamedPNode, self._show_pnode),
@@ -172,12 +178,20 @@ class Api:
         record = session.record
         graph: Graph = await asyncio.to_thread(prepared, record.network_file, record.file_name, record.fuse)
         checkpoint = await newest_checkpoint(self._storage, record.session)
+        if checkpoint is None and record.step:
+            lost = f"no checkpoint of session '{record.session}' in {self._storage.url} can be read, and it had done {record.step} steps"
+            raise UserError(lost, f"see `dcnr checkpoint verify {record.session}`; to start over, delete the session")
         await self._ask(lambda number: events.StartSession(number, record.session, graph, checkpoint, steps))
         return views.session_state(session)
 
     async def _suspend_session(self, request: NamedSession) -> Answer:
         session = self._session(request.session)
         await self._ask(lambda number: events.SuspendSession(number, session.record.session))
+        return views.session_state(session)
+
+    async def _rebalance_session(self, request: NamedSession) -> Answer:
+        session = self._session(request.session)
+        await self._ask(lambda number: events.RebalanceSession(number, session.record.session))
         return views.session_state(session)
 
     async def _list_sessions(self, _request: Nothing) -> Answer:
@@ -190,6 +204,12 @@ class Api:
             rows = await asyncio.to_thread(self._history.rows, session.record.session)
             shown["loss"] = rows[-1].loss if rows else None
         return shown
+
+    async def _show_rows(self, request: SessionRows) -> Answer:
+        """The first `MAX_ROWS` of those that are asked for; steps of which nothing is known are left out."""
+        rows = await asyncio.to_thread(self._history.rows, self._session(request.session).record.session)
+        wanted = [asdict(row) for row in rows if request.first <= row.step <= request.last]
+        return {"rows": wanted[:MAX_ROWS]}
 
     async def _delete_session(self, request: NamedSession) -> Answer:
         await self._ask(lambda number: events.DeleteSession(number, SessionId(request.session)))

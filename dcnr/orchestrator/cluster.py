@@ -1,43 +1,57 @@
 """The whole orchestrator as one machine: networks, the fleet, and the sessions on it.
 
 Rule 1: every request is answered once; a refused one changes nothing. A deletion is answered when the files are gone.
-Rule 2: waiting sessions are offered the fleet, oldest first, when it grows, when another session lets go, and every 5 s.
-Rule 3: a PNode that hosts what it should not (an old epoch, a deleted session) is told to let go with each heartbeat that says so.
+Rule 2: waiting sessions are offered the fleet, oldest first, when it changes, when another session lets go, and every 5 s. A new leader
+offers nothing before it has heard of every PNode of its records, or knows that it is dead.
+Rule 3: a PNode that hosts what it should not (an old epoch, a deleted session) is told to let go with each heartbeat that says so, unless
+it is stuck: then it is left alone, and offered to nobody.
+Rule 4: while the orchestrator cannot hear itself no session judges anybody, and when it can again their clocks start anew.
+Rule 5: when a checkpoint of a running session is complete, it is offered the fleet: it may spread over more PNodes.
+Rule 6: a session that comes to train on a PNode that is being drained moves away from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
 from dcnr.bus import subjects
-from dcnr.bus.messages import Heartbeat, Hosted, Refused, SessionMetrics, Undeploy
+from dcnr.bus.messages import Failed, Heartbeat, Hosted, PNodeInfo, Refused, SessionMetrics, Undeploy
 from dcnr.errors import AlreadyExists, NotFound, UserError
-from dcnr.ids import NetworkId, PNodeId, SessionId
+from dcnr.ids import NEVER, Epoch, NetworkId, PNodeId, SessionId
+from dcnr.network.graph import Graph
 from dcnr.orchestrator.commands import Answer, Command, Drop, Erase, Measured, Publish, SetPeers, Store
 from dcnr.orchestrator.events import (
     Ask,
+    BatchFailed,
+    BatchRead,
     CreateSession,
     DeleteSession,
+    Disconnected,
     Draining,
     DrainPNode,
     DropNetwork,
+    Echoed,
     Erased,
     Event,
     Heard,
     Lost,
+    ManifestFailed,
+    ManifestWritten,
     Offered,
     PutNetwork,
+    RebalanceSession,
     Reported,
     SessionEvent,
+    Standing,
     StartSession,
     SuspendSession,
     Tick,
 )
 from dcnr.orchestrator.fleet import Changed, Drained, Fleet, FleetChange, Forgotten, Gone, Joined
 from dcnr.orchestrator.session import Session, Settings
-from dcnr.orchestrator.state import ACTIVE, NetworkRecord, Records, SessionState, after_restart
+from dcnr.orchestrator.state import ACTIVE, UNDER_WAY, NetworkRecord, Records, SessionState
 
 OFFER_EVERY = 5.0
 """Seconds after which waiting sessions are offered the fleet again: memory may have become free."""
@@ -46,40 +60,53 @@ OFFER_EVERY = 5.0
 class Cluster:
     """Everything the leader knows and decides."""
 
-    def __init__(self, records: Records, settings: Settings, now: float) -> None:
+    def __init__(self, records: Records, graphs: Mapping[SessionId, Graph | str], settings: Settings, now: float) -> None:
+        """`graphs`: what `planning.graphs_of(records.sessions)` makes, in a thread: those of the sessions that are not at rest."""
         self.settings = settings
         self.networks = {record.name: record for record in records.networks}
         self.fleet = Fleet(records.pnodes, now)
-        restarted = {record.session: after_restart(record) for record in records.sessions}
-        self.sessions = {name: Session(record, settings) for name, record in restarted.items()}
-        self._stopped = [restarted[record.session] for record in records.sessions if restarted[record.session] != record]
+        assignments = {record.session: record for record in records.assignments}
+        self.sessions = {
+            record.session: Session.taken_over(
+                record, graphs.get(record.session), assignments.get(record.session), settings, now
+            )
+            for record in records.sessions
+        }  # fmt: skip
+        self._under_way = [record.session for record in records.sessions if record.state in UNDER_WAY]
+        self._ended: dict[SessionId, Epoch] = {}
+        """The newest epochs of sessions that are not known (any more): PNodes take no older one from a new session of that name."""
         self.stray = 0
         """Reports about sessions nobody knows."""
         self._offer_at = now + OFFER_EVERY
 
     def opening(self) -> list[Command]:
-        """What a new leader does first: write down and tell which sessions the change of leader suspended."""
-        metrics = [SessionMetrics(record.session, record.state, record.step, record.reason, record.fault) for record in self._stopped]
-        return [*(Store(record) for record in self._stopped), *(Measured(metric) for metric in metrics)]
+        """What a new leader does first: write down and tell what the change of leader made of sessions that were under way."""
+        return [command for name in self._under_way for command in self.sessions[name].opening()]
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event."""
         match event:
             case Heard(beat):
-                return self._fleet_changed(self.fleet.handle(event, now), now) + self._strays(beat)
+                return self._heard(event, now) + self._strays(beat)
+            case Echoed():
+                return self._echoed(event, now)
+            case Disconnected():
+                return self._fleet_changed(self.fleet.handle(event, now), now)
             case Tick():
                 return self._tick(event, now)
             case Reported(report):
                 return self._to_session(report.session, report, now)
             case Erased(request, name, message):
                 return [Answer(request, _left_behind(name, message) if message is not None else None)]
-            case PutNetwork() | DropNetwork() | CreateSession() | StartSession() | SuspendSession() | DeleteSession() | DrainPNode():
-                return self._ask(event, now)
-            case _:
+            case BatchRead() | BatchFailed() | ManifestWritten() | ManifestFailed():
                 return self._to_session(event.session, event, now)
+            case _:
+                return self._ask(event, now)
 
     def deadline(self) -> float | None:
-        """The earliest deadline of the fleet, a session, or the next offer."""
+        """The earliest deadline of the fleet, a session, or the next offer; of the fleet alone, while it is deaf."""
+        if self.fleet.deaf:
+            return self.fleet.deadline()
         waiting = any(session.record.state is SessionState.WAITING for session in self.sessions.values())
         all_ = [self.fleet.deadline(), *(session.deadline() for session in self.sessions.values()), self._offer_at if waiting else None]
         return min((due for due in all_ if due is not None), default=None)
@@ -94,6 +121,8 @@ class Cluster:
 
     def _tick(self, tick: Tick, now: float) -> list[Command]:
         commands = self._fleet_changed(self.fleet.handle(tick, now), now)
+        if self.fleet.deaf:
+            return commands
         for name in list(self.sessions):
             commands += self._to_session(name, tick, now)
         return commands + (self._offer(now) if now >= self._offer_at else [])
@@ -105,7 +134,7 @@ class Cluster:
                 case Joined():
                     commands += [SetPeers(self.fleet.present()), *self._offer(now)]
                 case Gone(pnode, reason):
-                    commands += [SetPeers(self.fleet.present()), *self._to_all(Lost(pnode, reason), now)]
+                    commands += [SetPeers(self.fleet.present()), *self._to_all(Lost(pnode, reason), now), *self._offer(now)]
                 case Drained(pnode):
                     commands += self._to_all(Draining(pnode), now)
                 case Changed(record):
@@ -116,6 +145,32 @@ class Cluster:
                     assert_never(change)
         return commands
 
+    def _echoed(self, echoed: Echoed, now: float) -> list[Command]:
+        """The tick before it finds out whether we were deaf until now, although nothing happened that could tell."""
+        changes = self.fleet.handle(Tick(), now)
+        if self.fleet.deaf:
+            for session in self.sessions.values():
+                session.forgive(now)
+        return self._fleet_changed([*changes, *self.fleet.handle(echoed, now)], now)
+
+    def _heard(self, heard: Heard, now: float) -> list[Command]:
+        beat, pnode = heard.beat, heard.beat.info.pnode
+        commands = self._fleet_changed(self.fleet.handle(heard, now), now)
+        member = self.fleet.members.get(pnode)
+        believed = member is not None and member.present and member.record.info.incarnation == beat.info.incarnation
+        if not believed or self.fleet.deaf:
+            return commands
+        hosted = {one.session: one for one in beat.hosted}
+        for name, one in hosted.items():
+            if name not in self.sessions:
+                self._ended[name] = max(one.epoch, self._ended.get(name, NEVER))
+        for name, session in list(self.sessions.items()):
+            if name in hosted:
+                session.newest_epoch = max(session.newest_epoch, hosted[name].epoch)
+            if session.minds(pnode):
+                commands += self._to_session(name, Standing(beat.info, hosted.get(name)), now)
+        return commands
+
     def _strays(self, beat: Heartbeat) -> list[Command]:
         pnode = beat.info.pnode
         undeploys = [Undeploy(hosted.session, hosted.epoch) for hosted in beat.hosted if not self._rightly(pnode, hosted)]
@@ -123,7 +178,7 @@ class Cluster:
 
     def _rightly(self, pnode: PNodeId, hosted: Hosted) -> bool:
         session = self.sessions.get(hosted.session)
-        return session is not None and session.uses(pnode, hosted.epoch)
+        return session is not None and (session.uses(pnode, hosted.epoch) or pnode in session.avoided)
 
     # -- sessions ----------------------------------------------------------------------------------------------------------
 
@@ -135,17 +190,33 @@ class Cluster:
         if session is None:
             self.stray += 1
             return []
-        active = session.record.state in ACTIVE
+        before = session.record.state
         commands = session.handle(event, now)
-        if active and session.record.state not in ACTIVE:
-            return commands + self._offer(now, but=name if isinstance(event, Refused) else None)
+        after = session.record.state
+        if before in ACTIVE and after not in ACTIVE:
+            return commands + self._offer(now, but=name if _not_at_once(session, event) else None)
+        if after is SessionState.RUNNING and before is not after:
+            draining = [pnode for pnode in session.hosts if pnode in self.fleet.members and self.fleet.members[pnode].record.draining]
+            commands += [command for pnode in sorted(draining) for command in self._to_session(name, Draining(pnode), now)]
+        if after is SessionState.RUNNING and isinstance(event, ManifestWritten):
+            commands += session.handle(self._offer_to(session), now)
         return commands
 
     def _offer(self, now: float, but: SessionId | None = None) -> list[Command]:
         self._offer_at = now + OFFER_EVERY
-        offered = Offered(self.fleet.eligible())
+        if any(member.present and not member.by_us for member in self.fleet.members.values()):
+            return []
         waiting = [session for name, session in self.sessions.items() if session.record.state is SessionState.WAITING and name != but]
-        return [command for session in waiting for command in session.handle(offered, now)]
+        return [command for session in waiting for command in session.handle(self._offer_to(session), now)]
+
+    def _offer_to(self, session: Session) -> Offered:
+        stuck = {pnode for other in self.sessions.values() for pnode in other.avoided}
+        able = [info for info in self.fleet.eligible() if info.pnode not in stuck]
+        return Offered(tuple(replace(info, memory_used=info.memory_used - self._held(info, session)) for info in able))
+
+    def _held(self, info: PNodeInfo, session: Session) -> int:
+        """What a session holds of a PNode's memory already: it is free for what it becomes."""
+        return sum(hosted.bytes for hosted in self.fleet.members[info.pnode].hosted if hosted.session == session.record.session)
 
     # -- requests ----------------------------------------------------------------------------------------------------------
 
@@ -169,17 +240,17 @@ class Cluster:
             case DrainPNode(_, pnode):
                 member = self.fleet.members.get(pnode)
                 return None if member and member.present else NotFound(f"no PNode '{pnode}' is there", "see `dcnr pnode list`")
-            case StartSession() | SuspendSession() | DeleteSession():
+            case StartSession() | SuspendSession() | RebalanceSession() | DeleteSession():
                 return self._session_objection(ask)
             case _:
                 assert_never(ask)
 
-    def _session_objection(self, ask: StartSession | SuspendSession | DeleteSession) -> UserError | None:
+    def _session_objection(self, ask: StartSession | SuspendSession | RebalanceSession | DeleteSession) -> UserError | None:
         session = self.sessions.get(ask.session)
         if session is None:
             return NotFound(f"no session '{ask.session}'", "see `dcnr session list`")
         if not isinstance(ask, DeleteSession):
-            objection = session.objection(ask)
+            objection = session.objection(ask, self._offer_to(session).pnodes)
             return UserError(objection) if objection else None
         if session.record.state in ACTIVE:
             return UserError(f"session '{ask.session}' is {session.record.state}", f"first: dcnr session suspend {ask.session}")
@@ -202,7 +273,7 @@ class Cluster:
                 return self._create(ask, now)
             case StartSession(session=name):
                 return self.sessions[name].handle(ask, now) + self._offer(now)
-            case SuspendSession(session=name):
+            case SuspendSession(session=name) | RebalanceSession(session=name):
                 return self._to_session(name, ask, now)
             case DeleteSession(session=name):
                 return self._delete(ask.request, name)
@@ -218,6 +289,7 @@ class Cluster:
 
     def _create(self, ask: CreateSession, now: float) -> list[Command]:
         session = self.sessions[ask.record.session] = Session(ask.record, self.settings)
+        session.newest_epoch = max(session.newest_epoch, self._ended.pop(ask.record.session, NEVER))
         created = (self._put(ask.network) if ask.network else []) + session.created()
         if ask.graph is None:
             return created
@@ -225,9 +297,15 @@ class Cluster:
         return created + session.handle(start, now) + self._offer(now)
 
     def _delete(self, request: int, name: SessionId) -> list[Command]:
-        record = self.sessions.pop(name).record
+        session = self.sessions.pop(name)
+        record, self._ended[name] = session.record, session.newest_epoch
         gone = SessionMetrics(name, "deleted", record.step, "deleted by request")
         return [Drop("dcnr_sessions", name), Drop("dcnr_assignments", name), Erase(request, name), Measured(gone)]
+
+
+def _not_at_once(session: Session, event: SessionEvent) -> bool:
+    """Whether what made it wait would only happen again."""
+    return (isinstance(event, Refused) and not event.damaged) or (isinstance(event, Failed) and session.setbacks > 1)
 
 
 def _left_behind(name: SessionId, message: str) -> UserError:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from dcnr.bus.messages import Decision, Deploy, Hop, PNodeInfo, Save, SavedPart, SessionMetrics, StepMetrics, Undeploy
+from dcnr.bus.messages import Complete, Decision, Deploy, Hop, PNodeInfo, Save, SavedPart, SessionMetrics, StepMetrics, Undeploy
 from dcnr.errors import UserError
 from dcnr.ids import Epoch, PNodeId, SessionId
 from dcnr.orchestrator.state import Record, SessionRecord
@@ -20,7 +20,7 @@ class Publish:
     """Send a control message."""
 
     subject: str
-    message: Deploy | Undeploy | Save | Decision
+    message: Deploy | Undeploy | Save | Decision | Complete
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,6 +67,14 @@ class WriteManifest:
 
 
 @dataclass(frozen=True, slots=True)
+class Prune:
+    """Remove checkpoints of these steps from storage, manifests first; parts that have no manifest too. What fails is logged."""
+
+    session: SessionId
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """A row for whoever watches, and for the history."""
 
@@ -104,4 +112,4 @@ class Answer:
     error: UserError | None = None
 
 
-Command = Publish | SendHop | SetPeers | ReadBatch | WriteManifest | Measured | Store | Drop | Erase | Answer
+Command = Publish | SendHop | SetPeers | ReadBatch | WriteManifest | Prune | Measured | Store | Drop | Erase | Answer

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dcnr.bus.messages import Heartbeat, PNodeInfo, Report
+from dcnr.bus.messages import Heartbeat, Hosted, PNodeInfo, Report
 from dcnr.ids import Epoch, NetworkId, PNodeId, SessionId
 from dcnr.network.graph import Graph
 from dcnr.orchestrator.state import CheckpointRecord, NetworkRecord, SessionRecord
@@ -21,6 +21,26 @@ class Heard:
     """A heartbeat came."""
 
     beat: Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class Echoed:
+    """What we sent to ourselves came back: our own way to the server works."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The server says that the control connection of `pnode` was closed."""
+
+    pnode: PNodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a session stands on a PNode, as its heartbeat says; None if the PNode does not host it."""
+
+    info: PNodeInfo
+    hosted: Hosted | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +153,14 @@ class SuspendSession:
 
 
 @dataclass(frozen=True, slots=True)
+class RebalanceSession:
+    """Divide a running session anew among the PNodes that may take work, at a checkpoint that is taken for it."""
+
+    request: int
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteSession:
     """Forget a session that is not under way, and its checkpoints."""
 
@@ -153,7 +181,7 @@ class DrainPNode:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """PNodes that may take work, by name; memory as last heard."""
+    """PNodes that may take work, by name. Of their memory that counts as used which other sessions may come to need, as last heard."""
 
     pnodes: tuple[PNodeInfo, ...]
 
@@ -173,7 +201,7 @@ class Draining:
     pnode: PNodeId
 
 
-Ask = PutNetwork | DropNetwork | CreateSession | StartSession | SuspendSession | DeleteSession | DrainPNode
+Ask = PutNetwork | DropNetwork | CreateSession | StartSession | SuspendSession | RebalanceSession | DeleteSession | DrainPNode
 Result = BatchRead | BatchFailed | ManifestWritten | ManifestFailed
-Event = Heard | Reported | Result | Erased | Tick | Ask
-SessionEvent = Report | Result | Tick | StartSession | SuspendSession | Offered | Lost | Draining
+Event = Heard | Echoed | Disconnected | Reported | Result | Erased | Tick | Ask
+SessionEvent = Report | Result | Tick | StartSession | SuspendSession | RebalanceSession | Offered | Lost | Draining | Standing

@@ -85,19 +85,21 @@ def batch_of(tokens_BS: np.ndarray) -> Batch:
     return Batch(np.ascontiguousarray(tokens_BS[:, :-1]), targets_BT, 1.0 / max(1, counted))
 
 
-def micro_hops(batch: Batch, feeds: Feeds, address: Address, step: int, at: tuple[int, int]) -> list[tuple[PNodeId, Hop, np.ndarray]]:
+def micro_hops(
+    batch: Batch, feeds: Feeds, address: Address, step: int, attempt: int, at: tuple[int, int]
+) -> list[tuple[PNodeId, Hop, np.ndarray]]:
     """The hops of micro-batch m of M = `at`, ids first: (PNode, header, payload [R, T])."""
     micro, count = at
     rows = len(batch.ids_BT) // count
     part = slice(micro * rows, (micro + 1) * rows)
-    ids = _hops(address, (step, micro, 0), feeds.ids, batch.ids_BT[part], 0.0)
-    return ids + _hops(address, (step, micro, 1), feeds.targets, batch.targets_BT[part], batch.weight)
+    ids = _hops(address, (step, micro, attempt, 0), feeds.ids, batch.ids_BT[part], 0.0)
+    return ids + _hops(address, (step, micro, attempt, 1), feeds.targets, batch.targets_BT[part], batch.weight)
 
 
 def _hops(
-    address: Address, at: tuple[int, int, int], slots: tuple[Slot, ...], payload_RT: np.ndarray, weight: float
+    address: Address, at: tuple[int, int, int, int], slots: tuple[Slot, ...], payload_RT: np.ndarray, weight: float
 ) -> list[tuple[PNodeId, Hop, np.ndarray]]:
-    step, micro, source_slot = at
+    step, micro, attempt, source_slot = at
     by_home: dict[PNodeId, list[Slot]] = {}
     for slot in slots:
         by_home.setdefault(address.homes[slot[0]], []).append(slot)
@@ -105,7 +107,7 @@ def _hops(
         (
             home,
             Hop(
-                address.network, address.session, address.epoch, step, micro, 0, "fwd", TRAINER, source_slot, tuple(targets),
+                address.network, address.session, address.epoch, step, micro, attempt, "fwd", TRAINER, source_slot, tuple(targets),
                 address.sender, str(payload_RT.dtype), payload_RT.shape, weight,
             ),
             payload_RT,

@@ -6,25 +6,39 @@ These functions block; call them from a thread.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from dcnr.data.dataset import Dataset
-from dcnr.errors import UserError
+from dcnr.errors import DcnrError, UserError
+from dcnr.ids import SessionId
 from dcnr.network.graph import Graph
 from dcnr.network.instantiate import instantiate
 from dcnr.network.load import load_graph
 from dcnr.optim.hyper import Hyper
 from dcnr.orchestrator.feed import feeds_of
+from dcnr.orchestrator.state import UNDER_WAY, SessionRecord
 from dcnr.passes import prepare
 
 
 def prepared(file: str, file_name: str, fuse: bool) -> Graph:
     """The graph that is trained: what placement divides and PNodes run. Raises `UserError`."""
     return prepare(load_graph(file, file_name), fuse)
+
+
+def graphs_of(records: Iterable[SessionRecord]) -> dict[SessionId, Graph | str]:
+    """The graphs of the sessions that are not at rest, as a new leader needs them; in words why there is none, where there is none."""
+    return {record.session: _graph_of(record) for record in records if record.state in UNDER_WAY}
+
+
+def _graph_of(record: SessionRecord) -> Graph | str:
+    try:
+        return prepared(record.network_file, record.file_name, record.fuse)
+    except DcnrError as error:
+        return str(error)
 
 
 def count_parameters(graph: Graph) -> int:

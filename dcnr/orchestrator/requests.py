@@ -72,6 +72,13 @@ class ResumeSession(NamedSession):
     steps: int | None = Field(default=None, ge=1, le=MAX_STEP)
 
 
+class SessionRows(NamedSession):
+    """Rows of a session's training log, from step `first` to step `last`."""
+
+    first: int = Field(ge=1, le=MAX_STEP)
+    last: int = Field(ge=1, le=MAX_STEP)
+
+
 class NamedPNode(Request):
     """One PNode."""
 

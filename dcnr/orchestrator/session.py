@@ -1,116 +1,87 @@
-"""One session's life: placed, deployed, trained, checkpointed, suspended, resumed. `trainer` has the steps.
+"""One session's life: placed, deployed, trained, checkpointed, suspended, resumed; and placed again when something breaks.
 
     created --start--> waiting --PNodes fit--> deploying --all deployed, step 0 saved--> running --last step saved--> done
-                          ^                        |                                        |
-                          |-refused, drained, lost-/                                  suspend, drain
-                          |<--resume-- suspended <---- lost PNode --------------------------|
-                          |                  ^------- saved, by request --------------- suspending
-                          \\<------------- saved, drained ------------------------------------/       failed: from any of these
+                         ^ ^                       |                                      |  |
+                         | +-lost, refused, stuck--+--<-- lost, stuck, to be moved -------+  | suspend
+                         +--<--resume-- suspended <--saved, or lost -- suspending <----------+
 
-Rule 1: `Deploy` and `Save` are repeated every 2 s until they are answered; everything else is sent once or sent again on request.
-Rule 2: reports and results of another epoch are dropped and counted.
-Rule 3: a checkpoint exists when its manifest is written, and that happens when every PNode's part is in storage.
-Rule 4: whoever leaves the active states lets go of every PNode, and stands at a checkpoint (step 0: the seed).
+    A new leader finds what is under way *adopting*: it goes on where it was (deploying, running, suspending), or, if PNodes are missing,
+    it waits to be placed again (if it was to be suspended, it is suspended). Suspended or failed, at once: from any of these.
+
+Rule 1: two remedies. A step that lost a message is fed again. For whatever else goes wrong, the session goes *back*: it waits, is placed on
+the PNodes that are there, and is deployed in a new epoch from the newest checkpoint. PNodes that take part again are not told to let go.
+Rule 2: an exception in a node fails the session at once; trouble of the world does when it comes a fourth time without a step done.
+Rule 3: `Deploy` and `Save` are repeated every 2 s until they are answered; everything else is sent once or sent again on request.
+Rule 4: reports and results of another epoch are dropped and counted; but a manifest that was written is a checkpoint.
+Rule 5: whoever comes to rest lets go of every PNode. `record.step` is always that of the newest checkpoint (0: the seed).
+Rule 6: a checkpoint that cannot be read is forgotten, and the next older one is gone back to; with the last one the session fails.
+Rule 7: a session that is to move stops at a checkpoint that it asks for; one that can spread over more PNodes goes back to the one that
+has just become complete.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import assert_never
+from dataclasses import dataclass, replace
 
 from dcnr.bus import subjects
-from dcnr.bus.messages import (
-    Deploy,
-    Deployed,
-    Failed,
-    Loss,
-    PNodeInfo,
-    Refused,
-    Report,
-    Save,
-    Saved,
-    SavedPart,
-    SessionMetrics,
-    StepDone,
-    StepReport,
-    Undeploy,
-)
+from dcnr.bus.messages import Complete, Failed, PNodeInfo, Refused, Report, SessionMetrics, Undeploy
 from dcnr.errors import DoesNotFit, InvariantError
-from dcnr.ids import Epoch, NodeId, PNodeId
+from dcnr.ids import NEVER, Epoch, NodeId, PNodeId
 from dcnr.network.graph import Graph
-from dcnr.optim.decide import ScalerState, initial_state
 from dcnr.optim.hyper import Hyper
-from dcnr.orchestrator.commands import Command, Measured, Publish, Store, WriteManifest
+from dcnr.orchestrator.checkpoints import retained
+from dcnr.orchestrator.commands import Command, Measured, Prune, Publish, Store
+from dcnr.orchestrator.deployment import Begun, Deployment, Hopeless, RunEvent, Settled
 from dcnr.orchestrator.events import (
     BatchFailed,
-    BatchRead,
     Draining,
     Lost,
-    ManifestFailed,
     ManifestWritten,
     Offered,
+    RebalanceSession,
     Result,
     SessionEvent,
+    Standing,
     StartSession,
     SuspendSession,
     Tick,
 )
-from dcnr.orchestrator.feed import Address, costs_of, feeds_of
-from dcnr.orchestrator.state import ACTIVE, AssignmentRecord, CheckpointRecord, SessionRecord, SessionState
-from dcnr.orchestrator.trainer import Plan, Trainer, scaler_fields, scaler_of
-from dcnr.placement.place import Host, place
-from dcnr.placement.segments import cut_segments
+from dcnr.orchestrator.failover import Adoption, Found
+from dcnr.orchestrator.layout import deploy_of, divided_anew, homes_for, homes_in, named, plan_of, scaler_at, wider
+from dcnr.orchestrator.state import ACTIVE, UNDER_WAY, AssignmentRecord, SessionRecord, SessionState
+from dcnr.orchestrator.watchdog import GiveUp
+from dcnr.placement.assignment import Assignment
 
-REPEAT_AFTER = 2.0
-"""Seconds between repetitions of a command that has not been answered."""
-KEPT_CHECKPOINTS = 32
-"""How many checkpoints a record lists: the first and the newest. Storage has them all."""
+SETBACKS = 3
+"""How often the world may fail a session without a step done in between."""
 
 _S = SessionState
 TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
     _S.CREATED: frozenset({_S.WAITING}),
-    _S.WAITING: frozenset({_S.WAITING, _S.DEPLOYING, _S.SUSPENDED, _S.FAILED}),
+    _S.WAITING: frozenset({_S.WAITING, _S.DEPLOYING, _S.SUSPENDED, _S.DONE, _S.FAILED}),
+    _S.ADOPTING: frozenset({_S.WAITING, _S.DEPLOYING, _S.RUNNING, _S.SUSPENDED, _S.DONE, _S.FAILED}),
     _S.DEPLOYING: frozenset({_S.WAITING, _S.RUNNING, _S.SUSPENDED, _S.FAILED}),
-    _S.RUNNING: frozenset({_S.SUSPENDING, _S.SUSPENDED, _S.DONE, _S.FAILED}),
-    _S.SUSPENDING: frozenset({_S.WAITING, _S.SUSPENDED, _S.DONE, _S.FAILED}),
-    _S.SUSPENDED: frozenset({_S.WAITING}),
+    _S.RUNNING: frozenset({_S.WAITING, _S.SUSPENDING, _S.DONE, _S.FAILED}),
+    _S.SUSPENDING: frozenset({_S.SUSPENDED, _S.DONE, _S.FAILED}),
+    _S.SUSPENDED: frozenset({_S.WAITING, _S.DONE}),
     _S.DONE: frozenset({_S.WAITING}),
     _S.FAILED: frozenset({_S.WAITING}),
 }
 _STARTABLE = frozenset({_S.CREATED, _S.SUSPENDED, _S.DONE, _S.FAILED})
-_SUSPENDABLE = frozenset({_S.WAITING, _S.DEPLOYING, _S.RUNNING, _S.SUSPENDING})
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What all sessions of an orchestrator share: its name as a sender of hops, and the storage that PNodes load from and save to."""
+    """What all sessions of an orchestrator share: its name as a sender of hops, and the storage that PNodes load from and save to.
+
+    `first_epoch`: the smallest epoch that this leader hands out, larger than any of an earlier leader's. `probe`: as in `Deploy`.
+    """
 
     me: PNodeId
     storage: str
-
-
-@dataclass(slots=True)
-class Pending:
-    """A checkpoint under way. `scaler` is None until the PNode that decides has sent it."""
-
-    scaler: dict[str, int | float] | None
-    parts: dict[PNodeId, SavedPart] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Run:
-    """One deployment. `saving` is the step whose checkpoint everything waits for."""
-
-    deploys: dict[PNodeId, Deploy]
-    trainer: Trainer
-    repeat_at: float
-    deployed: set[PNodeId] = field(default_factory=set)
-    saving: int | None = None
-    pending: dict[int, Pending] = field(default_factory=dict)
-    unwritten: set[int] = field(default_factory=set)
-    trouble: str = ""
-    """What holds up a checkpoint, in words."""
+    first_epoch: Epoch = NEVER
+    probe: str | None = None
 
 
 class Session:
@@ -120,9 +91,44 @@ class Session:
         self.record = record
         self.settings = settings
         self.graph: Graph | None = None
-        self.run: Run | None = None
+        self.run: Deployment | None = None
+        self.adoption: Adoption | None = None
+        self.assignment: AssignmentRecord | None = None
+        """The newest: of the deployment, or of the one that a recovery starts from."""
+        self.newest_epoch = record.epoch
+        """The largest that is known of."""
+        self.avoided: dict[PNodeId, int] = {}
+        """PNodes that are stuck, with the `work` that they had done. They are left alone until they do more of it, or have none."""
         self.fenced = 0
-        self._again = False
+        self.setbacks = 0
+        """How often the world failed since a step was done."""
+        self._shunned: dict[PNodeId, bool] = {}
+        """PNodes that failed (False: until a step is done) or refused (True: until one of them is started anew). Goes there last."""
+        self._since = Epoch(record.epoch + 1)
+        """The first epoch since it was started or resumed: manifests of older ones do not count."""
+        self._suspends = False
+        """It is to be suspended once it is adopted."""
+        self._anew = False
+        """It is to be divided without regard to where it was."""
+
+    @classmethod
+    def taken_over(
+        cls, record: SessionRecord, graph: Graph | str | None, assignment: AssignmentRecord | None, settings: Settings, now: float
+    ) -> Session:
+        """The session as an earlier leader left it. `graph` is the reason, if there is none; None if the session is at rest."""
+        record = record.with_checkpoints(record.checkpoints)
+        session = cls(record, settings)
+        if record.state not in UNDER_WAY:
+            return session
+        session._since = record.epoch
+        if not isinstance(graph, Graph):
+            session.record = replace(record, state=_S.FAILED, reason=graph or "its graph is not known")
+            return session
+        session.graph = graph
+        session.assignment = assignment if assignment and assignment.epoch == record.epoch and homes_in(assignment, graph) else None
+        if record.state is not _S.WAITING:
+            session._look_for(now)
+        return session
 
     @property
     def step(self) -> int:
@@ -137,22 +143,39 @@ class Session:
     @property
     def reason(self) -> str:
         """Why it is where it is, or what holds it up."""
-        return self.run.trouble if self.run and self.run.trouble else self.record.reason
+        return self.run.checkpoints.trouble if self.run and self.run.checkpoints.trouble else self.record.reason
 
     @property
     def homes(self) -> dict[NodeId, PNodeId]:
         """Where its VNodes live; empty while no PNode holds it."""
-        return self.run.trainer.plan.address.homes if self.run else {}
+        return homes_in(self.assignment, self.graph) if self.record.state in ACTIVE else {}
+
+    @property
+    def hosts(self) -> frozenset[PNodeId]:
+        """The PNodes that take part in its deployment."""
+        return frozenset(self.assignment.nodes.values()) if self.assignment and self.record.state in ACTIVE else frozenset()
 
     def uses(self, pnode: PNodeId, epoch: Epoch) -> bool:
-        """Whether `pnode` rightly hosts a part of this session in `epoch`."""
-        return self.run is not None and epoch == self.record.epoch and pnode in self.run.deploys
+        """Whether `pnode` rightly hosts a part of this session in `epoch`: now, or so that a recovery finds it there."""
+        if self.run:
+            return epoch == self.record.epoch and pnode in self.run.hosts
+        state, assignment = self.record.state, self.assignment
+        held = state is _S.ADOPTING or (state is _S.WAITING and self.record.recovers)
+        return held and assignment is not None and epoch == assignment.epoch and pnode in assignment.nodes.values()
+
+    def minds(self, pnode: PNodeId) -> bool:
+        """Whether it wants to know where it stands on `pnode`."""
+        return pnode in self.avoided or pnode in self.hosts
 
     def created(self) -> list[Command]:
         """Write down that the session exists."""
         return [Store(self.record), self._told()]
 
-    def objection(self, event: StartSession | SuspendSession) -> str | None:
+    def opening(self) -> list[Command]:
+        """Tell what the change of leader made of it. What is looked for is not written down: the next leader would look for it too."""
+        return [self._told()] if self.record.state is _S.ADOPTING else self.created()
+
+    def objection(self, event: StartSession | SuspendSession | RebalanceSession, offered: Sequence[PNodeInfo] = ()) -> str | None:
         """Why the session cannot do what is asked now, if it cannot."""
         state, name = self.record.state, self.record.session
         match event:
@@ -163,7 +186,15 @@ class Session:
                 done = event.checkpoint.step if event.checkpoint else 0
                 return f"session '{name}' has done step {done} of {total}; ask for more steps" if done >= total else None
             case SuspendSession():
-                return None if state in _SUSPENDABLE else f"session '{name}' is {state}, so there is nothing to suspend"
+                return f"session '{name}' is {state}, so there is nothing to suspend" if state in _STARTABLE else None
+            case RebalanceSession():
+                if self.run is None or state is not _S.RUNNING:
+                    return f"session '{name}' is {state}; only a running one can be divided anew"
+                if self.run.moving:
+                    return f"session '{name}' {self.run.moving} already"
+                assert self.graph is not None
+                anew = divided_anew(self.graph, self.record, offered, self.homes, self._shunned)
+                return None if anew else f"session '{name}' would stay as it is, on {', '.join(self.run.hosts)}"
 
     def handle(self, event: SessionEvent, now: float) -> list[Command]:
         """Take one event; one that is illegal in the present state changes nothing."""
@@ -171,316 +202,299 @@ class Session:
             case StartSession():
                 return self._start(event) if self.objection(event) is None else []
             case SuspendSession():
-                self._again = False
-                return self._suspend("suspended by request", now) if self.record.state in _SUSPENDABLE else []
+                return self._suspend(now) if self.record.state not in _STARTABLE else []
+            case RebalanceSession():
+                return self._move_on("is divided anew", now, anew=True)
             case Offered(pnodes):
-                return self._place(pnodes, now) if self.record.state is _S.WAITING else []
+                return self._offered(pnodes, now)
             case Lost(pnode, reason):
-                return self._lost(reason) if self.uses(pnode, self.record.epoch) else []
+                self.avoided.pop(pnode, None)
+                self._shunned.pop(pnode, None)
+                return self._back(reason) if pnode in self.hosts else []
             case Draining(pnode):
-                return self._drain(pnode, now) if self.uses(pnode, self.record.epoch) else []
+                return self._drain(pnode, now) if pnode in self.hosts else []
+            case Standing():
+                return self._standing(event, now)
             case Tick():
-                return self._repeat(now)
-            case ManifestWritten(epoch=epoch, checkpoint=checkpoint) if self.run is None and epoch == self.record.epoch:
-                return self._written_late(checkpoint)
+                return self._tick(now)
+            case ManifestWritten():
+                return self._written(event, now)
             case _:
                 return self._during_run(event, now)
 
     def deadline(self) -> float | None:
-        """When an unanswered command is to be repeated."""
-        run = self.run
-        return run.repeat_at if run and (self.record.state is _S.DEPLOYING or run.saving is not None or run.unwritten) else None
+        """When something is to be repeated, stands still, or is not there."""
+        sought = self.adoption or self.run
+        return sought.deadline() if sought else None
+
+    def forgive(self, now: float) -> None:
+        """The orchestrator could not hear until now: silence counts from here."""
+        if self.adoption:
+            self.adoption.forgive(now)
+        if self.run:
+            self.run.watchdog.forgive(now)
 
     def validate(self) -> None:
         """Raise `InvariantError` if the state contradicts itself."""
-        if (self.run is not None) != (self.record.state in ACTIVE):
-            raise InvariantError(f"session {self.record.session} is {self.record.state} and has {'a' if self.run else 'no'} deployment")
-        if self.run and self.run.trainer.done > self.record.steps:
-            raise InvariantError(f"session {self.record.session} did step {self.run.trainer.done} of {self.record.steps}")
+        state, name = self.record.state, self.record.session
+        deployed, sought = state in ACTIVE - {_S.ADOPTING}, state is _S.ADOPTING
+        if (self.run is not None) != deployed or (self.adoption is not None) != sought:
+            raise InvariantError(f"session {name} is {state} and has {'a' if self.run else 'no'} deployment")
+        if self.run:
+            self.run.validate()
+        if self.adoption:
+            self.adoption.validate()
+        if self.record != self.record.with_checkpoints(self.record.checkpoints):
+            raise InvariantError(f"session {name} says step {self.record.step}, and its checkpoints {self.record.newest}")
 
     # -- into and out of a deployment --------------------------------------------------------------------------------------
 
     def _start(self, event: StartSession) -> list[Command]:
-        self.graph = event.graph
-        step = event.checkpoint.step if event.checkpoint else 0
-        known = tuple(c for c in self.record.checkpoints if c.step < step) + ((event.checkpoint,) if event.checkpoint else ())
-        self.record = replace(self.record, steps=event.steps or self.record.steps, step=step, checkpoints=known)
+        self.graph, self.assignment, self._since, self.setbacks = event.graph, None, Epoch(self.record.epoch + 1), 0
+        self._shunned.clear()
+        start = (event.checkpoint,) if event.checkpoint else ()
+        older = tuple(known for known in self.record.checkpoints if start and known.step < start[0].step)
+        record = self.record.with_checkpoints(older + start)
+        self.record = replace(record, steps=event.steps or record.steps, recovers=False)
         return self._move(_S.WAITING, "waits for PNodes")
 
-    def _place(self, offered: Sequence[PNodeInfo], now: float) -> list[Command]:
+    def _offered(self, offered: Sequence[PNodeInfo], now: float) -> list[Command]:
+        if self.record.state is _S.RUNNING:
+            return self._spread(offered, now)
+        if self.record.state is not _S.WAITING:
+            return []
         assert self.graph is not None
-        wanted = self.record.pnodes or max(1, len(offered))
-        if len(offered) < wanted:
-            return self._wait(f"it needs {wanted} PNode{'s' * (wanted > 1)} and {len(offered)} can take work; start one with `dcnr-agent`")
-        hosts = [Host(info.pnode, max(0, info.memory_total - info.memory_used), info.cores) for info in offered[:wanted]]
+        previous = {} if self._anew else homes_in(self.assignment, self.graph)
         try:
-            assignment = place(self.graph, hosts, self.record.batch // self.record.micro_batches)
+            homes = homes_for(self.graph, self.record, offered, previous, self._shunned)
         except DoesNotFit as error:
-            return self._wait(str(error))
-        homes = dict(assignment)
-        self.record = replace(self.record, epoch=Epoch(self.record.epoch + 1))
-        self.run = self._deployment(homes, offered, now)
-        stored = Store(AssignmentRecord(self.record.session, self.record.epoch, _named(homes)))
-        moved = self._move(_S.DEPLOYING, f"deploys to {', '.join(self.run.deploys)}")
-        return [stored, *moved, *self._deploys()]
+            return [] if self.record.reason == str(error) else self._move(_S.WAITING, str(error))
+        return self._deploy(homes, offered, now)
 
-    def _wait(self, reason: str) -> list[Command]:
-        return [] if self.record.reason == reason else self._move(_S.WAITING, reason)
+    def _deploy(self, homes: Assignment, offered: Sequence[PNodeInfo], now: float) -> list[Command]:
+        before, self._anew = self.assignment, False
+        self.newest_epoch = epoch = Epoch(max(self.newest_epoch + 1, self.settings.first_epoch))
+        self.record = replace(self.record, epoch=epoch)
+        self.assignment = AssignmentRecord(self.record.session, epoch, named(homes), self.record.step)
+        self.run = run = self._run(self.record, homes, offered, now)
+        from_ = f" from step {self.record.step}" if self.record.step else ""
+        moved = self._move(_S.DEPLOYING, f"deploys to {', '.join(run.hosts)}{from_}")
+        return [Store(self.assignment), *moved, *self._undeploys(before, run.hosts), *run.deploys()]
 
-    def _deployment(self, homes: dict[NodeId, PNodeId], offered: Sequence[PNodeInfo], now: float) -> Run:
-        plan, scaler = self._plan(homes), self._scaler()
-        peers = tuple(info for info in offered if info.pnode in plan.hosts)
-        record, newest = self.record, self.record.newest
-        deploy = Deploy(
-            network=record.network,
-            session=record.session,
-            epoch=record.epoch,
-            network_file=record.network_file,
-            fuse=record.fuse,
-            assignment=_named(homes),
-            peers=peers,
-            hyper=record.hyper,
-            state=scaler_fields(scaler),
-            seed=record.seed,
-            total_steps=record.steps,
-            micro_batches=record.micro_batches,
-            batch=record.batch,
-            step=record.step,
-            storage=self.settings.storage,
-            checkpoint=newest.key if newest else None,
-            decides=plan.decides,
-        )
-        trainer = Trainer(plan, record.step, scaler, now)
-        return Run(dict.fromkeys(plan.hosts, deploy), trainer, now + REPEAT_AFTER)
+    def _undeploys(self, assignment: AssignmentRecord | None, but: Sequence[PNodeId] = ()) -> list[Command]:
+        """Whoever took part lets go, but those that go on, and those that are stuck."""
+        hosts = sorted(set(assignment.nodes.values()).difference(but, self.avoided)) if assignment else []
+        return [Publish(subjects.command(pnode), Undeploy(self.record.session, assignment.epoch)) for pnode in hosts if assignment]
 
-    def _plan(self, homes: dict[NodeId, PNodeId]) -> Plan:
-        graph, record = self.graph, self.record
-        assert graph is not None
-        hosts = set(homes.values())
-        return Plan(
-            address=Address(record.network, record.session, record.epoch, self.settings.me, homes),
-            feeds=feeds_of(graph),
-            order=tuple(node.id for node in graph.nodes),
-            costs=costs_of(graph),
-            hyper=Hyper.model_validate(record.hyper),
-            dataset=record.dataset,
-            seed=record.seed,
-            steps=record.steps,
-            batch=record.batch,
-            micro_batches=record.micro_batches,
-            window=len(cut_segments(graph, homes)) + 1,
-            decides=len(hosts) == 1,
-        )
-
-    def _scaler(self) -> ScalerState:
+    def _run(self, record: SessionRecord, homes: Mapping[NodeId, PNodeId], peers: Sequence[PNodeInfo], now: float) -> Deployment:
         assert self.graph is not None
-        newest = self.record.newest
-        if newest is not None:
-            return scaler_of(newest.scaler)
-        float16 = any("float16" in (node.param_precision, node.activation_precision) for node in self.graph.nodes)
-        return initial_state(Hyper.model_validate(self.record.hyper), float16)
+        deploy = deploy_of(record, self.graph, homes, peers, (self.settings.storage, self.settings.probe))
+        plan = plan_of(record, self.graph, homes, self.settings.me)
+        return Deployment(record, deploy, plan, scaler_at(record, self.graph), now)
 
-    def _deploys(self) -> list[Command]:
-        assert self.run is not None
-        missing = [item for item in self.run.deploys.items() if item[0] not in self.run.deployed]
-        return [Publish(subjects.command(pnode), deploy) for pnode, deploy in missing]
+    def _look_for(self, now: float) -> None:
+        """It was under way when its orchestrator went."""
+        record, why = self.record, "the orchestrator changed"
+        recovers = record.recovers or record.state is not _S.DEPLOYING
+        self._suspends = record.state is _S.SUSPENDING
+        self.record = replace(record, state=_S.ADOPTING, reason=f"{why}; looks for its PNodes", recovers=recovers)
+        if self.assignment:
+            self.adoption = Adoption(self.assignment, now)
+        else:
+            self._back(f"{why}, and where it was is not known")
 
-    def _leave(self, state: SessionState, reason: str, fault: bool = False) -> list[Command]:
-        """Out of the active states: every PNode lets go, and the record stands at the newest checkpoint."""
-        assert self.run is not None
-        undeploy = Undeploy(self.record.session, self.record.epoch)
-        commands: list[Command] = [Publish(subjects.command(pnode), undeploy) for pnode in self.run.deploys]
-        step = self.record.newest.step if self.record.newest else 0
-        self.record = replace(self.record, step=step, loss=self.loss if step == self.step else self.record.loss)
-        self.run = None
-        return [*commands, *self._move(state, reason, fault)]
+    def _adopt(self, found: Found | str, now: float) -> list[Command]:
+        assert self.graph is not None
+        assert self.assignment is not None
+        if isinstance(found, str):
+            return self._back(found)
+        start = self.assignment.step
+        record = self.record.with_checkpoints(tuple(known for known in self.record.checkpoints if known.step <= start))
+        if found.last is None and record.step != start:
+            return self._back(f"its PNodes start from step {start}, whose checkpoint is not known any more")
+        suspends, self._suspends, self.adoption = self._suspends, False, None
+        self.run = run = self._run(replace(record, step=start), homes_in(self.assignment, self.graph), found.peers, now)
+        commands = run.adopt(found, now)
+        moved = self._move(_S.RUNNING, "") if run.trains else self._move(_S.DEPLOYING, f"is still on {', '.join(run.hosts)}")
+        return [*moved, *commands, *self._settle(now), *(self._suspend(now) if suspends else [])]
 
-    def _lost(self, reason: str) -> list[Command]:
-        self._again = False
-        if self.record.state is _S.DEPLOYING:
-            return self._leave(_S.WAITING, reason)
-        step = self.record.newest.step if self.record.newest else 0
-        return self._leave(_S.SUSPENDED, f"{reason}; the last checkpoint is of step {step}", fault=True)
+    def _back(self, why: str, how: str = "goes back to") -> list[Command]:
+        """Out of a deployment that cannot go on, to be placed again from the newest checkpoint, if anything is left to do."""
+        state, step = self.record.state, self.record.step
+        if step >= self.record.steps:
+            return self._leave(_S.DONE, "")
+        if state is _S.SUSPENDING or self._suspends:
+            return self._leave(_S.SUSPENDED, f"{why}; the last checkpoint is of step {step}")
+        self._end_run(recovers=self.record.recovers or state is not _S.DEPLOYING)
+        return self._move(_S.WAITING, why if state is _S.DEPLOYING else f"{why}; {how} step {step}")
 
-    def _fail(self, reason: str) -> list[Command]:
-        self._again = False
-        return self._leave(_S.FAILED, reason)
+    def _leave(self, state: SessionState, reason: str) -> list[Command]:
+        """To rest: every PNode lets go."""
+        undeploys, self.assignment = self._undeploys(self.assignment), None
+        self._end_run(recovers=False)
+        return [*undeploys, *self._move(state, reason)]
 
-    def _drain(self, pnode: PNodeId, now: float) -> list[Command]:
+    def _end_run(self, recovers: bool) -> None:
+        at_checkpoint = self.run is not None and self.run.trainer.done == self.record.step
+        self.record = replace(self.record, recovers=recovers, loss=self.loss if at_checkpoint else self.record.loss)
+        self.run, self.adoption, self._suspends = None, None, False
+
+    def _suspend(self, now: float) -> list[Command]:
+        reason = "suspended by request"
         match self.record.state:
-            case _S.DEPLOYING:
-                return self._leave(_S.WAITING, f"PNode {pnode} is being drained")
-            case _S.RUNNING:
-                self._again = True
-                return self._suspend(f"moves away from PNode {pnode}", now)
-            case _:
-                return []
-
-    def _suspend(self, reason: str, now: float) -> list[Command]:
-        match self.record.state:
-            case _S.WAITING:
-                return self._move(_S.SUSPENDED, reason)
-            case _S.DEPLOYING:
+            case _S.WAITING | _S.DEPLOYING:
                 return self._leave(_S.SUSPENDED, reason)
             case _S.RUNNING:
                 assert self.run is not None
-                self.run.trainer.stop()
-                return [*self._move(_S.SUSPENDING, reason), *self._save_if_idle(now)]
+                self.run.moving = ""
+                return [*self._move(_S.SUSPENDING, reason), *self.run.stop(now), *self._settle(now)]
+            case _S.ADOPTING:
+                self._suspends = True
+                return [Store(replace(self.record, state=_S.SUSPENDING, reason=reason))]
             case _:
-                self.record = replace(self.record, reason=reason)
-                return [Store(self.record), self._told()]
+                return []
 
-    def _move(self, state: SessionState, reason: str, fault: bool = False) -> list[Command]:
+    def _drain(self, pnode: PNodeId, now: float) -> list[Command]:
+        if self.record.state is _S.DEPLOYING:
+            return self._back(f"PNode {pnode} is being drained")
+        return self._move_on(f"moves away from PNode {pnode}", now)
+
+    def _move_on(self, why: str, now: float, anew: bool = False) -> list[Command]:
+        """Stop at a checkpoint, to be placed again from there."""
+        run = self.run
+        if run is None or self.record.state is not _S.RUNNING or run.moving:
+            return []
+        run.moving, self._anew = why, anew
+        self.record = replace(self.record, reason=why)
+        return [Store(self.record), self._told(), *run.stop(now), *self._settle(now)]
+
+    def _spread(self, offered: Sequence[PNodeInfo], now: float) -> list[Command]:
+        """A checkpoint has just become complete: use more PNodes from there, if it wants more and more can take part."""
+        assert self.graph is not None
+        run = self.run
+        if run is None or run.moving or run.checkpoints.wanted is not None:
+            return []
+        homes = wider(self.graph, self.record, offered, self.homes, self._shunned)
+        if homes is None:
+            return []
+        more = ", ".join(sorted(set(homes.pnodes) - self.hosts))
+        return [*self._back(f"spreads to PNode {more}"), *self._deploy(homes, offered, now)]
+
+    def _move(self, state: SessionState, reason: str) -> list[Command]:
         if state not in TRANSITIONS[self.record.state]:
             raise InvariantError(f"session {self.record.session} cannot go from {self.record.state} to {state}")
-        self.record = replace(self.record, state=state, reason=reason, fault=fault)
+        self.record = replace(self.record, state=state, reason=reason)
         return [Store(self.record), self._told()]
 
     def _told(self) -> Command:
-        return Measured(SessionMetrics(self.record.session, self.record.state, self.step, self.reason, self.record.fault))
+        return Measured(SessionMetrics(self.record.session, self.record.state, self.step, self.reason))
 
     # -- while deployed ----------------------------------------------------------------------------------------------------
 
     def _during_run(self, event: Report | Result, now: float) -> list[Command]:
-        run = self.run
-        if run is None or event.epoch != self.record.epoch:
+        if self.record.state not in ACTIVE or event.epoch != self.record.epoch:
             self.fenced += 1
             return []
         match event:
-            case Deployed(pnode):
-                return self._deployed(run, pnode, now)
-            case Refused(pnode, reason=reason):
-                return self._leave(_S.WAITING, f"PNode {pnode} refused: {reason}") if self.record.state is _S.DEPLOYING else []
-            case Loss():
-                return run.trainer.lost(event)
-            case StepReport() | StepDone():
-                return self._stepped(run, event, now)
-            case Saved():
-                return self._saved(run, event)
-            case Failed(pnode, message=message):
-                return self._fail(f"PNode {pnode}: {message}")
-            case BatchRead(step=step, tokens_BS=tokens_BS):
-                return run.trainer.batch_read(step, tokens_BS)
+            case Failed():
+                return self._failed(event)
             case BatchFailed(message=message):
-                return self._fail(message)
-            case ManifestWritten(checkpoint=checkpoint):
-                return self._written(run, checkpoint, now)
-            case ManifestFailed(step=step, message=message):
-                return self._unwritten(run, step, message, now)
+                return self._leave(_S.FAILED, message)
+            case Refused():
+                return self._refused(event) if self.record.state is _S.DEPLOYING else []
+            case ManifestWritten():
+                return []  # is handled wherever it comes from
             case _:
-                assert_never(event)
+                return self._to_run(event, now)
 
-    def _deployed(self, run: Run, pnode: PNodeId, now: float) -> list[Command]:
-        if self.record.state is not _S.DEPLOYING or pnode not in run.deploys or pnode in run.deployed:
-            return []
-        run.deployed.add(pnode)
-        if run.deployed != run.deploys.keys():
-            return []
-        return self._begin(run, now) if self.record.newest else self._save(run, now)
-
-    def _begin(self, run: Run, now: float) -> list[Command]:
-        run.trainer.begin(now)
-        return [*self._move(_S.RUNNING, ""), *run.trainer.pump()]
-
-    def _stepped(self, run: Run, report: StepReport | StepDone, now: float) -> list[Command]:
-        done = run.trainer.done
-        commands = run.trainer.reported(report, now) if isinstance(report, StepReport) else run.trainer.decided(report, now)
-        every = run.trainer.plan.hyper.checkpoint_every
-        if run.trainer.done == done:
-            return commands
-        if every and run.trainer.done % every == 0 and not run.trainer.plan.decides:
-            run.pending[run.trainer.done] = Pending(scaler_fields(run.trainer.scaler))
-        if run.trainer.hopeless:
-            return [*commands, *self._fail(run.trainer.hopeless)]
-        return [*commands, *self._save_if_idle(now)]
-
-    # -- checkpoints -------------------------------------------------------------------------------------------------------
-
-    def _save_if_idle(self, now: float) -> list[Command]:
-        assert self.run is not None
-        return self._save(self.run, now) if self.run.trainer.idle and self.run.saving is None else []
-
-    def _save(self, run: Run, now: float) -> list[Command]:
-        step = run.trainer.done
-        if any(checkpoint.step == step for checkpoint in self.record.checkpoints):
-            return self._settled()
-        run.saving, run.repeat_at = step, now + REPEAT_AFTER
-        run.pending.setdefault(step, Pending(None if run.trainer.plan.decides else scaler_fields(run.trainer.scaler)))
-        return self._saves(run)
-
-    def _saves(self, run: Run) -> list[Command]:
-        if run.saving is None:
-            return []
-        save = Save(self.record.session, self.record.epoch, run.saving)
-        missing = [pnode for pnode in run.deploys if pnode not in run.pending[save.step].parts]
-        return [Publish(subjects.command(pnode), save) for pnode in missing]
-
-    def _saved(self, run: Run, saved: Saved) -> list[Command]:
-        if saved.pnode not in run.deploys or any(checkpoint.step == saved.step for checkpoint in self.record.checkpoints):
-            return []
-        if run.trainer.plan.decides:
-            run.pending.setdefault(saved.step, Pending(None))
-        pending = run.pending.get(saved.step)
-        if pending is None or saved.pnode in pending.parts:
-            return []
-        pending.scaler = pending.scaler or saved.state
-        pending.parts[saved.pnode] = saved.part
-        return self._manifest(run, saved.step, pending) if pending.parts.keys() == run.deploys.keys() else []
-
-    def _manifest(self, run: Run, step: int, pending: Pending) -> list[Command]:
-        if pending.scaler is None:
-            return self._fail(f"PNode {next(iter(pending.parts))} saved step {step} without the state of its loss scaler")
-        parts = tuple(pending.parts[pnode] for pnode in sorted(pending.parts))
-        kernels = {f"{peer.backend} on {peer.device}" for deploy in run.deploys.values() for peer in deploy.peers}
-        return [WriteManifest(self.record, step, "; ".join(sorted(kernels)), parts, pending.scaler)]
-
-    def _written(self, run: Run, checkpoint: CheckpointRecord, now: float) -> list[Command]:
-        run.pending.pop(checkpoint.step, None)
-        run.trouble = ""
-        self.record = replace(_with(self.record, checkpoint), loss=self.loss)
-        if run.saving != checkpoint.step:
-            return [Store(self.record)]
-        run.saving = None
-        return self._begin(run, now) if self.record.state is _S.DEPLOYING else self._settled()
-
-    def _written_late(self, checkpoint: CheckpointRecord) -> list[Command]:
-        """It became complete just after the deployment had ended: a resume will start from it."""
-        self.record = _with(self.record, checkpoint)
-        return [Store(self.record)]
-
-    def _unwritten(self, run: Run, step: int, message: str, now: float) -> list[Command]:
-        run.unwritten.add(step)
-        run.repeat_at = now + REPEAT_AFTER
-        run.trouble = f"the manifest of checkpoint {step} could not be written, trying again: {message}"
-        return [self._told()]
-
-    def _settled(self) -> list[Command]:
-        """The last step that was to be done is done and saved."""
-        assert self.run is not None
-        if self.run.trainer.done >= self.record.steps:
-            return self._leave(_S.DONE, "")
-        if not self._again:
-            return self._leave(_S.SUSPENDED, self.record.reason)
-        self._again = False
-        return self._leave(_S.WAITING, self.record.reason)
-
-    def _repeat(self, now: float) -> list[Command]:
+    def _to_run(self, event: RunEvent, now: float) -> list[Command]:
         run = self.run
-        if run is None or now < run.repeat_at:
+        if run is None:
             return []
-        run.repeat_at = now + REPEAT_AFTER
-        commands = self._deploys() if self.record.state is _S.DEPLOYING and run.deployed != run.deploys.keys() else self._saves(run)
-        unwritten, run.unwritten = sorted(run.unwritten), set()
-        return commands + [command for step in unwritten for command in self._manifest(run, step, run.pending[step])]
+        steps, trouble = run.steps, run.checkpoints.trouble
+        commands = run.handle(event, now)
+        if run.steps != steps:
+            self.setbacks = 0
+            self._shunned = {pnode: refused for pnode, refused in self._shunned.items() if refused}
+        told = [self._told()] if run.checkpoints.trouble != trouble else []
+        return [*commands, *told, *self._settle(now)]
 
+    def _settle(self, now: float) -> list[Command]:
+        """What becomes of the session by what its deployment has come to."""
+        run = self.run
+        assert run is not None
+        outcome, run.outcome = run.outcome, None
+        match outcome:
+            case Begun():
+                self.record = replace(self.record, recovers=False)
+                return self._move(_S.RUNNING, "")
+            case Hopeless(reason):
+                return self._leave(_S.FAILED, reason)
+            case GiveUp(reason, without, work):
+                self.avoided.update({without: work} if without is not None else {})
+                return self._back(reason)
+            case Settled():
+                return self._settled(run)
+            case None:
+                return []
 
-def _named(homes: Mapping[NodeId, PNodeId]) -> dict[str, PNodeId]:
-    """An assignment as it travels."""
-    return {str(node): pnode for node, pnode in homes.items()}
+    def _settled(self, run: Deployment) -> list[Command]:
+        if run.trainer.done >= self.record.steps:
+            return self._leave(_S.DONE, "")
+        if self.record.state is _S.SUSPENDING:
+            return self._leave(_S.SUSPENDED, self.record.reason)
+        return self._back(run.moving, "goes on from")
 
+    def _tick(self, now: float) -> list[Command]:
+        if self.adoption is None:
+            return self._to_run(Tick(), now)
+        missing = self.adoption.missing(now)
+        return self._back(missing) if missing else []
 
-def _with(record: SessionRecord, checkpoint: CheckpointRecord) -> SessionRecord:
-    """The record with one more checkpoint, standing at the newest."""
-    others = [known for known in record.checkpoints if known.step != checkpoint.step]
-    first, *later = sorted((*others, checkpoint), key=lambda known: known.step)
-    return replace(record, checkpoints=(first, *later[-KEPT_CHECKPOINTS + 1 :]), step=later[-1].step if later else first.step)
+    def _standing(self, event: Standing, now: float) -> list[Command]:
+        pnode, hosted = event.info.pnode, event.hosted
+        if pnode in self.avoided and (hosted is None or not hosted.busy or hosted.work != self.avoided[pnode]):
+            del self.avoided[pnode]
+        if self.adoption is None:
+            return self._to_run(event, now)
+        found = self.adoption.heard(event.info, hosted) if hosted and pnode in self.adoption.hosts else None
+        return self._adopt(found, now) if found else []
+
+    def _refused(self, refused: Refused) -> list[Command]:
+        assert self.run is not None
+        by, deploy = f"PNode {refused.pnode}", self.run.deploy
+        if not refused.damaged or deploy.checkpoint is None:
+            self._shunned[refused.pnode] = True
+            return self._back(f"{by} refused: {refused.reason}")
+        others = tuple(known for known in self.record.checkpoints if known.key != deploy.checkpoint)
+        if not others and deploy.step:
+            return self._leave(_S.FAILED, f"its last checkpoint, of step {deploy.step}, cannot be read, says {by}: {refused.reason}")
+        self.record = self.record.with_checkpoints(others)
+        return self._back(f"checkpoint {deploy.step} is damaged, says {by}: {refused.reason}; goes back to step {self.record.step}")
+
+    def _failed(self, failed: Failed) -> list[Command]:
+        reason = f"PNode {failed.pnode}: {failed.message}"
+        self.setbacks += failed.world
+        if not failed.world or self.setbacks > SETBACKS:
+            return self._leave(_S.FAILED, reason)
+        self._shunned.setdefault(failed.pnode, False)
+        return self._back(reason)
+
+    def _written(self, event: ManifestWritten, now: float) -> list[Command]:
+        """A checkpoint is complete, be it of a deployment that ended meanwhile; after the last one nothing is left to do."""
+        if not self._since <= event.epoch <= self.record.epoch:
+            self.fenced += 1
+            return []
+        record, new = self.record, event.checkpoint
+        run = self.run if event.epoch == record.epoch else None
+        in_use = self.run.deploy.step if self.run and record.state is _S.DEPLOYING else None
+        known = [checkpoint for checkpoint in record.checkpoints if checkpoint.step != new.step]
+        stay, gone = retained([*known, new], Hyper.model_validate(record.hyper), in_use)
+        left = run.checkpoints.left_over(new.step) if run else ()
+        self.record = replace(record.with_checkpoints(stay), loss=self.loss)
+        useless = tuple(sorted({*left, *gone}.difference(kept.step for kept in stay)))
+        commands: list[Command] = [Store(self.record), *([Prune(record.session, useless)] if useless else [])]
+        if run is None:
+            return commands + (self._leave(_S.DONE, "") if new.step >= record.steps and record.state in {_S.WAITING, _S.SUSPENDED} else [])
+        complete = Publish(subjects.step(record.network), Complete(record.session, record.epoch, new.step))
+        return [*commands, complete, *self._to_run(event, now)]

@@ -1,19 +1,22 @@
 """Does what the machine decides: one inbox, one loop, and slow work in tasks and threads.
 
-Rule 1: only the leader listens, serves and writes; an orchestrator without the lease stands by.
-Rule 2: messages keep their order; hops to one PNode keep theirs; a record that changed twice is written once.
+Rule 1: only the leader listens, serves and writes; who has no lease stands by. A leader whose lease is too old performs nothing.
+Rule 2: whoever leads again begins a new term from the records alone, whose epochs are larger than those of every earlier term.
 Rule 3: what a peer sends wrong is logged, counted and dropped; what is our own fault ends the process with its last events.
+Rule 4: trouble with the server or the storage never ends the process; a store that lost its records does, because a person must decide.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
+from secrets import token_hex
 from typing import assert_never, get_args
 
 import numpy as np
@@ -23,7 +26,8 @@ from dcnr import __version__
 from dcnr.bus import codec, subjects
 from dcnr.bus.api import arguments, failure, ok
 from dcnr.bus.base import Bus, Handler
-from dcnr.bus.messages import Heartbeat, Message, Report, SessionMetrics, StepMetrics
+from dcnr.bus.disconnect import closed_connection, pnode_of
+from dcnr.bus.messages import Echo, Heartbeat, Message, PNodeInfo, Report, SessionMetrics, StepMetrics
 from dcnr.bus.transport import HopTransport
 from dcnr.clock import Clock
 from dcnr.data.dataset import Dataset
@@ -36,11 +40,11 @@ from dcnr.orchestrator.api import Api, Verb
 from dcnr.orchestrator.cluster import Cluster
 from dcnr.orchestrator.commands import (
     Answer,
-    Bucket,
     Command,
     Drop,
     Erase,
     Measured,
+    Prune,
     Publish,
     ReadBatch,
     SendHop,
@@ -48,106 +52,144 @@ from dcnr.orchestrator.commands import (
     WriteManifest,
 )
 from dcnr.orchestrator.commands import Store as StoreRecord
-from dcnr.orchestrator.events import Ask, BatchFailed, BatchRead, Erased, Event, Heard, ManifestFailed, ManifestWritten, Reported, Tick
+from dcnr.orchestrator.events import (
+    Ask,
+    BatchFailed,
+    BatchRead,
+    Disconnected,
+    Echoed,
+    Erased,
+    Event,
+    Heard,
+    ManifestFailed,
+    ManifestWritten,
+    Reported,
+    Tick,
+)
+from dcnr.orchestrator.identity import identify
 from dcnr.orchestrator.leader import BUCKET, Lease, LeaseLost
+from dcnr.orchestrator.outbox import Hops, Outbox, RecordWriter
+from dcnr.orchestrator.planning import graphs_of
 from dcnr.orchestrator.session import Settings
-from dcnr.orchestrator.state import CheckpointRecord, Record, key_of
-from dcnr.orchestrator.store import BUCKETS, Store, caught_up
+from dcnr.orchestrator.state import CheckpointRecord
+from dcnr.orchestrator.store import Store, caught_up
 from dcnr.orchestrator.trainer import scaler_of
 from dcnr.storage.base import Storage
-from dcnr.storage.checkpoint import Manifest, delete_checkpoints, write_manifest
-from dcnr.storage.file import FileStorage
+from dcnr.storage.checkpoint import Manifest, checkpoint_prefix, delete_checkpoints, write_manifest
 
 log = structlog.get_logger()
 
 STORY = 200
 """Events that are kept for the report of a crash."""
 RETRY_AFTER = 0.5
-"""Seconds before what the bus did not take is tried again."""
+"""Seconds before what the server did not take is tried again."""
+ECHO_EVERY = 0.5
+EPOCHS = 1_000_000
+"""How many epochs a term has."""
+PROBES = "probes/"
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What an orchestrator process stands on. `me`: its name, unique to it."""
+
+    bus: Bus
+    transport: HopTransport
+    storage: Storage
+    data_dir: Path
+    me: PNodeId
+    clock: Clock
 
 
 class Shell:
     """An orchestrator process: it stands by, leads while it has the lease, and stands by again."""
 
-    def __init__(self, bus: Bus, transport: HopTransport, data_dir: Path, me: PNodeId, clock: Clock) -> None:
-        self._bus = bus
-        self._transport = transport
-        self._data_dir = data_dir
-        self._me = me
-        self._clock = clock
+    def __init__(self, outside: Outside) -> None:
+        self._outside = outside
 
-    async def run(self) -> None:
-        """Until cancelled; then the lease is free."""
-        lease = Lease(await self._bus.kv(BUCKET), self._me, self._clock)
+    async def run(self, accept: bool = False) -> None:
+        """Until cancelled; then the lease is free. Raises `StoreVanished` if the store is not that of the data directory.
+
+        `accept`: at the start, whatever store there is becomes that of the data directory.
+        """
+        while True:
+            try:
+                await identify(self._outside.bus, self._outside.data_dir, accept)
+                accept = False
+                await self._stand_by()
+            except (LeaseLost, WorldError) as lost:
+                log.warning("stands by", reason=str(lost))
+            await asyncio.sleep(RETRY_AFTER)
+
+    async def _stand_by(self) -> None:
+        """Wait for the lease, and lead while it lasts."""
+        lease = Lease(await self._outside.bus.kv(BUCKET), self._outside.me, self._outside.clock)
         try:
-            while True:
-                await lease.acquire()
-                try:
-                    await self._lead(lease)
-                except* (LeaseLost, WorldError) as lost:
-                    log.warning("stands by", reason=str(lost.exceptions[0]))
-                    await asyncio.sleep(RETRY_AFTER)
+            log.info("waits for the lease")
+            await lease.acquire()
+            await self._lead(lease)
+        except ExceptionGroup as group:
+            raise _cause(group) from group
         finally:
             await lease.release()
 
     async def _lead(self, lease: Lease) -> None:
+        out = self._outside
         async with asyncio.TaskGroup() as group:
             group.create_task(lease.keep())
-            store = await Store.open(self._bus)
-            storage = FileStorage(self._data_dir)
-            records = await caught_up(await store.read(), storage)
-            cluster = Cluster(records, Settings(self._me, storage.url), self._clock.now())
-            log.info("leads", sessions=len(cluster.sessions), networks=len(cluster.networks))
-            term = Term(self._bus, self._transport, cluster, store, storage, self._data_dir, group)
-            await term.run(self._clock)
+            store = await Store.open(out.bus, lease.term)
+            records = await caught_up(await store.take_over(), out.storage)
+            graphs = await asyncio.to_thread(graphs_of, records.sessions)
+            async with probe(out.storage) as probed:
+                settings = Settings(out.me, out.storage.url, Epoch(lease.term * EPOCHS), probed)
+                cluster = Cluster(records, graphs, settings, out.clock.now())
+                log.info("leads", term=lease.term, sessions=len(cluster.sessions), networks=len(cluster.networks))
+                await Term(out, cluster, store, lease, group).run()
 
 
 class Term:
     """One time of leading."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        transport: HopTransport,
-        cluster: Cluster,
-        store: Store,
-        storage: Storage,
-        data_dir: Path,
-        group: asyncio.TaskGroup,
-    ) -> None:
+    def __init__(self, outside: Outside, cluster: Cluster, store: Store, lease: Lease, group: asyncio.TaskGroup) -> None:
         self.cluster = cluster
         self.dropped = 0
         """Messages that broke the protocol."""
-        self._bus = bus
-        self._transport = transport
-        self._storage = storage
-        self._data_dir = data_dir
+        self._out = outside
+        self._lease = lease
         self._group = group
-        self._history = History(data_dir)
+        self._history = History(outside.data_dir)
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
-        self._outbox: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
-        self._hops: dict[PNodeId, asyncio.Queue[SendHop]] = {}
+        self._outbox = Outbox()
+        self._hops: dict[PNodeId, tuple[Hops, asyncio.Task[None]]] = {}
         self._rows: asyncio.Queue[StepMetrics] = asyncio.Queue()
-        self._records = RecordWriter(store)
+        self._records = RecordWriter(store, lease.check)
         self._answers: dict[int, asyncio.Future[None]] = {}
         self._numbers = count(1)
         self._datasets: dict[SessionId, tuple[Epoch, Dataset]] = {}
         self._story: deque[Event] = deque(maxlen=STORY)
 
-    async def run(self, clock: Clock) -> None:
+    async def run(self) -> None:
         """Lead until cancelled."""
-        api = Api(self.cluster, self.ask, self._storage, self._data_dir, self._history)
+        out = self._out
+        api = Api(self.cluster, self.ask, out.storage, out.data_dir, self._history)
         for work in (self._publish_all(), self._keep_rows(), self._records.run()):
             self._group.create_task(work)
         for command in self.cluster.opening():
             self.perform(command)
+        heard = {
+            subjects.HEARTBEATS: self._on_heartbeat,
+            subjects.REPORTS: self._on_report,
+            subjects.DISCONNECTS: self._on_disconnect,
+            subjects.peer(out.me, "echo"): self._on_echo,
+        }
         async with AsyncExitStack() as leaving:
-            for subject, hear in ((subjects.HEARTBEATS, self._on_heartbeat), (subjects.REPORTS, self._on_report)):
-                leaving.push_async_callback((await self._bus.subscribe(subject, hear)).stop)
+            for subject, hear in heard.items():
+                leaving.push_async_callback((await out.bus.subscribe(subject, hear)).stop)
             for verb in api.verbs:
-                leaving.push_async_callback((await self._bus.serve(subjects.api(verb.name), answering(verb))).stop)
+                leaving.push_async_callback((await out.bus.serve(subjects.api(verb.name), answering(verb))).stop)
             leaving.callback(self._give_up)
-            await self._drive(clock)
+            self._group.create_task(self._echo())
+            await self._drive(out.clock)
 
     def _give_up(self) -> None:
         """Nobody waits for an answer that will not come."""
@@ -159,6 +201,8 @@ class Term:
     async def _drive(self, clock: Clock) -> None:
         try:
             await drive(self.cluster, self._inbox, self.perform, clock, Tick, self._story)
+        except LeaseLost:
+            raise
         except Exception:  # the shell's border: whatever it is, it is our fault
             log.exception("a bug of ours; the last events were", story=[repr(event) for event in self._story])
             raise
@@ -172,18 +216,21 @@ class Term:
         await self._records.settled()
 
     def perform(self, command: Command) -> None:
-        """Do one thing, or start it."""
+        """Do one thing, or start it. Raises `LeaseLost` if another may lead by now: we may have been stopped for a while."""
+        self._lease.check()
         match command:
             case Publish(subject, message):
-                self._outbox.put_nowait((subject, codec.encode(message)))
+                self._outbox.put(subject, codec.encode(message))
             case SendHop(to):
-                self._queue_to(to).put_nowait(command)
+                self._hops_to(to).put(command)
             case SetPeers(peers):
-                self._transport.set_peers(peers)
+                self._set_peers(peers)
             case ReadBatch():
                 self._group.create_task(self._read_batch(command))
             case WriteManifest():
                 self._group.create_task(self._write_manifest(command))
+            case Prune():
+                self._group.create_task(self._prune(command))
             case Measured(metric):
                 self._measured(metric)
             case StoreRecord(record):
@@ -209,13 +256,30 @@ class Term:
         if isinstance(message, get_args(Report)):
             self._inbox.put_nowait(Reported(message))
 
+    def _on_disconnect(self, data: bytes) -> None:
+        try:
+            pnode = pnode_of(closed_connection(data))
+        except PeerError as error:
+            self._drop(error)
+        else:
+            if pnode is not None:
+                self._inbox.put_nowait(Disconnected(pnode))
+
+    def _on_echo(self, data: bytes) -> None:
+        message = self._decoded(data)
+        if isinstance(message, Echo) and message.sender == self._out.me:
+            self._inbox.put_nowait(Echoed())
+
     def _decoded(self, data: bytes) -> Message | None:
         try:
             return codec.decode(data)
         except PeerError as error:
-            self.dropped += 1
-            log.warning("dropped a message", reason=str(error), dropped=self.dropped)
+            self._drop(error)
             return None
+
+    def _drop(self, error: PeerError) -> None:
+        self.dropped += 1
+        log.warning("dropped a message", reason=str(error), dropped=self.dropped)
 
     # -- out ---------------------------------------------------------------------------------------------------------------
 
@@ -229,7 +293,7 @@ class Term:
             waiting.set_exception(error)
 
     def _measured(self, metric: StepMetrics | SessionMetrics) -> None:
-        self._outbox.put_nowait((subject_of(metric), codec.encode(metric)))
+        self._outbox.put(subject_of(metric), codec.encode(metric), metric=True)
         if isinstance(metric, StepMetrics):
             self._rows.put_nowait(metric)
         else:
@@ -238,25 +302,40 @@ class Term:
     async def _publish_all(self) -> None:
         while True:
             subject, data = await self._outbox.get()
-            try:
-                await self._bus.publish(subject, data)
-            except DcnrError as error:
-                log.warning("could not publish", subject=subject, reason=str(error))
+            await self._publish(subject, data)
 
-    def _queue_to(self, pnode: PNodeId) -> asyncio.Queue[SendHop]:
+    async def _publish(self, subject: str, data: bytes) -> None:
+        try:
+            await self._out.bus.publish(subject, data)
+        except DcnrError as error:
+            log.warning("could not publish", subject=subject, reason=str(error))
+
+    async def _echo(self) -> None:
+        """Say something to ourselves over the server, for as long as it lets us."""
+        for number in count(1):
+            await self._publish(subjects.peer(self._out.me, "echo"), codec.encode(Echo(self._out.me, number)))
+            await asyncio.sleep(ECHO_EVERY)
+
+    def _set_peers(self, peers: tuple[PNodeInfo, ...]) -> None:
+        self._out.transport.set_peers(peers)
+        for gone in self._hops.keys() - {peer.pnode for peer in peers}:
+            _, sending = self._hops.pop(gone)
+            sending.cancel()
+
+    def _hops_to(self, pnode: PNodeId) -> Hops:
         if pnode not in self._hops:
-            self._hops[pnode] = asyncio.Queue()
-            self._group.create_task(self._send_hops(self._hops[pnode]))
-        return self._hops[pnode]
+            hops = Hops()
+            self._hops[pnode] = hops, self._group.create_task(self._send_hops(hops))
+        return self._hops[pnode][0]
 
-    async def _send_hops(self, queue: asyncio.Queue[SendHop]) -> None:
+    async def _send_hops(self, hops: Hops) -> None:
         while True:
-            command = await queue.get()
+            command = await hops.get()
             session = self.cluster.sessions.get(command.hop.session)
             if session is None or not session.uses(command.to, command.hop.epoch):
                 continue
             try:
-                await self._transport.send(command.to, command.hop, command.payload)
+                await self._out.transport.send(command.to, command.hop, command.payload)
             except DcnrError as error:
                 log.warning("could not send a hop", to=command.to, step=command.hop.step, reason=str(error))
 
@@ -283,26 +362,34 @@ class Term:
     def _batch(self, ask: ReadBatch) -> np.ndarray:
         epoch, dataset = self._datasets.get(ask.session, (None, None))
         if dataset is None or epoch != ask.epoch:
-            dataset = Dataset.open(self._data_dir, ask.dataset)
+            dataset = Dataset.open(self._out.data_dir, ask.dataset)
             self._datasets[ask.session] = (ask.epoch, dataset)
         return dataset.batch("train", ask.seed, ask.step, ask.batch, ask.seq_len)
 
     async def _write_manifest(self, ask: WriteManifest) -> None:
         record, manifest = ask.record, manifest_of(ask)
         try:
-            await write_manifest(self._storage, manifest)
+            await write_manifest(self._out.storage, manifest)
         except DcnrError as error:
             log.error("could not write a manifest", session=record.session, step=ask.step, reason=str(error))
             self._inbox.put_nowait(ManifestFailed(record.session, record.epoch, ask.step, str(error)))
         else:
             self._inbox.put_nowait(ManifestWritten(record.session, record.epoch, CheckpointRecord(ask.step, manifest.key, ask.scaler)))
 
+    async def _prune(self, ask: Prune) -> None:
+        try:
+            for step in ask.steps:
+                await delete_checkpoints(self._out.storage, ask.session, step)
+            await self._out.storage.sweep(checkpoint_prefix(ask.session))
+        except DcnrError as error:
+            log.warning("could not remove old checkpoints", session=ask.session, steps=ask.steps, reason=str(error))
+
     async def _erase(self, ask: Erase) -> None:
         """Checkpoints last: with them the name becomes free."""
         self._datasets.pop(ask.session, None)
         try:
             await asyncio.to_thread(self._history.erase, ask.session)
-            await delete_checkpoints(self._storage, ask.session)
+            await delete_checkpoints(self._out.storage, ask.session)
         except (DcnrError, OSError) as error:
             log.error("could not remove everything of a deleted session", session=ask.session, reason=str(error))
             self._inbox.put_nowait(Erased(ask.request, ask.session, str(error)))
@@ -310,64 +397,37 @@ class Term:
             self._inbox.put_nowait(Erased(ask.request, ask.session))
 
 
-class RecordWriter:
-    """Writes records behind the machine's back, in the order of their first change, newest value only, until the bus takes them."""
+def _cause(group: ExceptionGroup[Exception]) -> Exception:
+    """What ended a term: of several things the one that may not be passed over."""
+    return min(group.exceptions, key=lambda error: isinstance(error, LeaseLost | WorldError))
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._waiting: dict[tuple[Bucket, str], Record | None] = {}
-        self._filled = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._given_up = False
 
-    def put(self, record: Record) -> None:
-        """Have `record` written."""
-        self._add(BUCKETS[type(record)], key_of(record), record)
+@asynccontextmanager
+async def probe(storage: Storage) -> AsyncIterator[str | None]:
+    """The key of a blob by which PNodes see that they have the same storage; None where a URL means the same on every host.
 
-    def drop(self, bucket: Bucket, key: str) -> None:
-        """Have a record removed."""
-        self._add(bucket, key, None)
-
-    async def settled(self) -> None:
-        """Wait until everything is written. Raises `WorldError` if it never will be."""
-        await self._idle.wait()
-        if self._given_up:
-            raise WorldError("this orchestrator stopped before everything was written", "ask again")
-
-    def give_up(self) -> None:
-        """Nothing is written any more."""
-        self._given_up = not self._idle.is_set()
-        self._idle.set()
-
-    async def run(self) -> None:
-        """Write until cancelled."""
-        while True:
-            self._idle.set()
-            await self._filled.wait()
-            while self._waiting:
-                place = next(iter(self._waiting))
-                await self._write(place, self._waiting.pop(place))
-            self._filled.clear()
-
-    def _add(self, bucket: Bucket, key: str, record: Record | None) -> None:
-        self._waiting[bucket, key] = record
-        self._filled.set()
-        self._idle.clear()
-
-    async def _write(self, place: tuple[Bucket, str], record: Record | None) -> None:
-        while True:
+    None too while storage takes nothing, so that training may go on.
+    """
+    key = await _probe(storage) if storage.url.startswith("file:") else None
+    try:
+        yield key
+    finally:
+        if key is not None:
             try:
-                await (self._store.drop(*place) if record is None else self._store.put(record))
-            except WorldError as error:
-                log.warning("could not write a record, trying again", bucket=place[0], key=place[1], reason=str(error))
-                await asyncio.sleep(RETRY_AFTER)
-                record = self._waiting.pop(place, record)
-            except UserError as error:
-                log.error("a record cannot be written", bucket=place[0], key=place[1], reason=str(error))
-                return
-            else:
-                return
+                await storage.delete(key)
+            except DcnrError as error:
+                log.warning("could not remove a probe", key=key, reason=str(error))
+
+
+async def _probe(storage: Storage) -> str | None:
+    key = f"{PROBES}{token_hex(16)}"
+    try:
+        await storage.delete(PROBES)
+        await storage.put(key, b"")
+    except WorldError as error:
+        log.warning("whether all hosts see the same storage is not known", reason=str(error))
+        return None
+    return key
 
 
 def manifest_of(ask: WriteManifest) -> Manifest:

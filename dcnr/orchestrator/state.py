@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from dcnr.bus.messages import PNodeInfo
-from dcnr.ids import Epoch, NetworkId, PNodeId, SessionId
+from dcnr.ids import NEVER, Epoch, NetworkId, PNodeId, SessionId
 
 
 class PNodeState(StrEnum):
@@ -27,6 +27,7 @@ class SessionState(StrEnum):
 
     CREATED = "created"
     WAITING = "waiting"
+    ADOPTING = "adopting"
     DEPLOYING = "deploying"
     RUNNING = "running"
     SUSPENDING = "suspending"
@@ -35,10 +36,10 @@ class SessionState(StrEnum):
     FAILED = "failed"
 
 
-NEVER = Epoch(0)
-"""The epoch of a session that was never deployed."""
-ACTIVE = frozenset({SessionState.DEPLOYING, SessionState.RUNNING, SessionState.SUSPENDING})
+ACTIVE = frozenset({SessionState.ADOPTING, SessionState.DEPLOYING, SessionState.RUNNING, SessionState.SUSPENDING})
 """States in which PNodes hold parts of the session."""
+UNDER_WAY = ACTIVE | {SessionState.WAITING}
+"""States that a new leader has to go on from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,8 @@ class CheckpointRecord:
 class SessionRecord:
     """One training run. `network_file` is the text it was created with, so that replacing a network changes no session.
 
-    `step` and `loss` are as of the last write; `pnodes` is how many PNodes to use, 0 for all. `fault`: it is suspended, and nobody asked.
+    `step` is that of the newest checkpoint, 0 for the seed, and `loss` is as of the last write. `pnodes` is how many PNodes it wants, 0
+    for all. `recovers`: it trained already when something went wrong, so it goes on with whatever PNodes are there.
     """
 
     session: SessionId
@@ -87,21 +89,27 @@ class SessionRecord:
     step: int = 0
     loss: float | None = None
     checkpoints: tuple[CheckpointRecord, ...] = field(default=())
-    fault: bool = False
+    recovers: bool = False
 
     @property
     def newest(self) -> CheckpointRecord | None:
         """The checkpoint a resume starts from; None for the seed."""
         return max(self.checkpoints, key=lambda checkpoint: checkpoint.step, default=None)
 
+    def with_checkpoints(self, checkpoints: tuple[CheckpointRecord, ...]) -> SessionRecord:
+        """The record with these, standing at the newest."""
+        record = replace(self, checkpoints=checkpoints)
+        return replace(record, step=record.newest.step if record.newest else 0)
+
 
 @dataclass(frozen=True, slots=True)
 class AssignmentRecord:
-    """Where the VNodes of a session's prepared graph live in `epoch`."""
+    """Where the VNodes of a session's prepared graph live in `epoch`, which began after `step`."""
 
     session: SessionId
     epoch: Epoch
     nodes: dict[str, PNodeId]
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +144,3 @@ def key_of(record: Record) -> str:
             return record.session
         case PNodeRecord():
             return record.info.pnode
-
-
-def after_restart(record: SessionRecord) -> SessionRecord:
-    """What a new leader makes of a session that was under way when its orchestrator went: suspended, ready to resume.
-
-    The epoch grows by one, because the old leader may have sent a deploy of the next epoch that it no longer could write down.
-    """
-    if record.state not in ACTIVE and record.state is not SessionState.WAITING:
-        return record
-    step = record.newest.step if record.newest else 0
-    reason = f"the orchestrator stopped while it was {record.state}; its last checkpoint is of step {step}, and resume goes on from there"
-    return replace(record, state=SessionState.SUSPENDED, reason=reason, step=step, epoch=Epoch(record.epoch + 1), fault=True)

@@ -4,7 +4,11 @@ Rule 1: a micro-batch is in flight from its feeding to its last `Loss` (or the e
 Rule 2: nothing of step n + 1 + AHEAD is fed before step n is decided; nothing beyond `limit` is fed at all.
 Rule 3: sums run in a fixed order: losses over micro-batches and then over costs in node order, squared norms in node order.
 Rule 4: a PNode that repeats the report of a decided step gets the decision again.
-Rule 5: a PNode that holds the whole network decides by the same function; then only its `StepDone` is awaited.
+Rule 5: a PNode that holds the whole network decides by the same function; then only its `StepDone`s are awaited, and taken in order. To
+hear one again that was lost, a micro-batch of its step is fed again.
+Rule 6: a step that is fed again has the next attempt: what PNodes say of an older attempt counts for nothing. Steps after it keep their
+attempt, and what is known of them.
+Rule 7: a decision that an earlier trainer of this deployment took is taken over from a PNode that has it.
 """
 
 from __future__ import annotations
@@ -60,12 +64,14 @@ class Plan:
 
 @dataclass(slots=True)
 class Step:
-    """What is known of a step under way."""
+    """What is known of a step under way. `done` is the word of the PNode that decides alone."""
 
+    attempt: int = 0
     fed: int = 0
     in_flight: set[int] = field(default_factory=set)
     losses: dict[tuple[NodeId, int], float] = field(default_factory=dict)
     reports: dict[PNodeId, StepReport] = field(default_factory=dict)
+    done: StepDone | None = None
 
 
 class Trainer:
@@ -73,21 +79,33 @@ class Trainer:
 
     def __init__(self, plan: Plan, done: int, scaler: ScalerState, now: float) -> None:
         self.plan = plan
+        self.hosts = plan.hosts
         self.done = done
         self.scaler = scaler
         self.limit = plan.steps
         self.loss: float | None = None
         self.skipped_in_a_row = 0
+        self.news = 0
+        """Grows with everything that is fed or heard for the first time."""
+        self.decision: Decision | None = None
+        """The last one that was taken here, or taken over."""
         self._steps: dict[int, Step] = {}
         self._batches: dict[int, Batch] = {}
         self._asked = done
-        self._decision: Decision | None = None
+        self._begun = done
+        """The last step of which anything was fed."""
         self._completed_at = now
+        self._saved_at = now
 
     @property
     def idle(self) -> bool:
         """Everything that may be fed has been decided."""
         return self.done >= self.limit
+
+    @property
+    def under_way(self) -> bool:
+        """Whether PNodes have what they need to get on with the next step: otherwise their silence means nothing."""
+        return self.done < self.limit and self.done + 1 in self._batches
 
     @property
     def hopeless(self) -> str | None:
@@ -101,12 +119,40 @@ class Trainer:
 
     def begin(self, now: float) -> None:
         """Steps are timed from here."""
-        self._completed_at = now
+        self._completed_at = self._saved_at = now
+
+    def renew(self, attempt: int) -> None:
+        """Feed the next step with an attempt that PNodes have not heard of."""
+        self._steps[self.done + 1] = Step(attempt=attempt)
+
+    def take_over(self, last: Decision, attempt: int, now: float) -> list[Command]:
+        """Go on after the last decision of an earlier trainer.
+
+        A PNode that decides alone may have done steps that nobody took note of: they are fed again, so that it says their `StepDone`s
+        again; and it may have been fed as many more.
+        """
+        self._steps[last.step + 1] = Step(attempt=attempt)
+        self.scaler = scaler_of(last.state)
+        if self.plan.decides:
+            self.done = self._asked = max(self.done, last.step - 1 - AHEAD_ALONE)
+            self._begun = min(self.plan.steps, last.step + 1 + AHEAD_ALONE)
+            return self.pump()
+        self._begun = self._asked = last.step
+        self.done = last.step - 1
+        return self.take(last, now)
+
+    def take(self, last: Decision, now: float) -> list[Command]:
+        """The next decision was taken by an earlier trainer: so be it. How long that step took is not known."""
+        if self.plan.decides or last.step != self.done + 1:
+            return []
+        self.decision = last
+        row = StepMetrics(last.session, last.step, last.loss, last.lr, last.grad_norm, last.loss_scale, last.skip, 0.0, 0.0, last.epoch)
+        self._finish(row, scaler_of(last.state), now)
+        return [self._broadcast(last), Measured(row), *self.pump()]
 
     def stop(self) -> None:
         """Feed no step that has not begun; the ones in flight are finished."""
-        begun = [number for number, step in self._steps.items() if step.fed]
-        self.limit = min(self.limit, max(begun, default=self.done))
+        self.limit = min(self.limit, max(self._begun, self.done))
 
     def pump(self) -> list[Command]:
         """Ask for batches and feed micro-batches, as far as the rules allow."""
@@ -122,6 +168,15 @@ class Trainer:
                 break
         return commands
 
+    def again(self) -> list[Command]:
+        """A message was lost: feed what is under way once more, the step that is to be decided as a new attempt."""
+        for step in self._steps.values():
+            step.fed = 0
+            step.in_flight.clear()
+        number = self.done + 1
+        self._steps[number] = Step(attempt=self._steps.pop(number, Step()).attempt + 1)
+        return self.pump()
+
     def batch_read(self, number: int, tokens_BS: np.ndarray) -> list[Command]:
         """The ids of a step are here."""
         if number <= self.done:
@@ -131,31 +186,53 @@ class Trainer:
 
     def lost(self, loss: Loss) -> list[Command]:
         """A micro-batch reached a cost."""
-        step = self._steps.get(loss.step)
-        if step is None or loss.cost not in self.plan.costs:
+        step, key = self._steps.get(loss.step), (loss.cost, loss.micro)
+        if step is None or loss.attempt != step.attempt or loss.cost not in self.plan.costs or key in step.losses:
             return []
-        step.losses[loss.cost, loss.micro] = loss.loss
-        if all((cost, loss.micro) in step.losses for cost in self.plan.costs):
+        self.news += 1
+        step.losses[key] = loss.loss
+        if self._through(step, loss.micro):
             step.in_flight.discard(loss.micro)
         return self.pump()
 
     def reported(self, report: StepReport, now: float) -> list[Command]:
         """A PNode has done its part of a step."""
-        if self._decision is not None and report.step == self._decision.step:
-            return [self._broadcast(self._decision)]
-        if report.step != self.done + 1 or report.pnode not in self.plan.hosts:
+        if self.decision is not None and report.step == self.decision.step:
+            return [self._broadcast(self.decision)]
+        if report.step != self.done + 1 or report.pnode not in self.hosts:
             return []
         step = self._steps.setdefault(report.step, Step())
+        if report.attempt != step.attempt or report.pnode in step.reports:
+            return []
+        self.news += 1
         step.reports[report.pnode] = report
-        if len(step.reports) < len(self.plan.hosts):
+        if len(step.reports) < len(self.hosts):
             return []
         return [*self._decide(step, now), *self.pump()]
 
     def decided(self, done: StepDone, now: float) -> list[Command]:
         """The PNode that holds the whole network finished a step."""
-        if not self.plan.decides or done.step <= self.done:
+        if not self.plan.decides or not self.done < done.step <= self.limit:
             return []
-        return [*self._finish(done, scaler_of(done.state), now), *self.pump()]
+        step = self._steps.setdefault(done.step, Step())
+        self.news += step.done is None
+        step.done = done
+        commands = self._take_in_order(now)
+        missing = self._steps.get(self.done + 1)
+        if missing and missing.fed and self.done + 1 < done.step:
+            commands += self._hops(self.done + 1, missing, 0)
+        return commands + self.pump()
+
+    def _take_in_order(self, now: float) -> list[Command]:
+        """Steps that are done, and of which all before them are: the time since the last one is divided among them."""
+        ready: list[StepDone] = []
+        while (step := self._steps.get(self.done + 1 + len(ready))) and step.done:
+            ready.append(step.done)
+        seconds = (now - self._completed_at) / max(1, len(ready))
+        rows = [self._row(done, seconds) for done in ready]
+        for row, done in zip(rows, ready, strict=True):
+            self._finish(row, scaler_of(done.state), now)
+        return [Measured(row) for row in rows]
 
     def _read(self, number: int) -> ReadBatch:
         plan = self.plan
@@ -164,11 +241,21 @@ class Trainer:
     def _room(self) -> bool:
         return self.plan.decides or sum(len(step.in_flight) for step in self._steps.values()) < self.plan.window
 
+    def _through(self, step: Step, micro: int) -> bool:
+        return all((cost, micro) in step.losses for cost in self.plan.costs)
+
     def _feed(self, number: int, step: Step) -> list[Command]:
-        at = (step.fed, self.plan.micro_batches)
-        step.in_flight.add(step.fed)
+        micro = step.fed
         step.fed += 1
-        hops = micro_hops(self._batches[number], self.plan.feeds, self.plan.address, number, at)
+        self.news += 1
+        self._begun = max(self._begun, number)
+        if not self._through(step, micro):
+            step.in_flight.add(micro)
+        return self._hops(number, step, micro)
+
+    def _hops(self, number: int, step: Step, micro: int) -> list[Command]:
+        at = (micro, self.plan.micro_batches)
+        hops = micro_hops(self._batches[number], self.plan.feeds, self.plan.address, number, step.attempt, at)
         return [SendHop(to, hop, payload) for to, hop, payload in hops]
 
     def _decide(self, step: Step, now: float) -> list[Command]:
@@ -176,34 +263,38 @@ class Trainer:
             step.losses.update({(cost, micro): loss for cost, micro, loss in report.losses})
         norms = {node: value for report in step.reports.values() for node, value in report.squared_norms.items()}
         finite = all(report.finite for report in step.reports.values())
-        number = self.done + 1
-        verdict = decide(
-            self.plan.hyper, self.plan.steps, number, self.scaler, [norms[node] for node in self.plan.order if node in norms], finite
-        )
-        at = self.plan.address
-        self._decision = Decision(
-            at.session, at.epoch, number, verdict.skip, verdict.state.updates, verdict.lr, verdict.lr_factor, verdict.grad_factor,
-            verdict.state.loss_scale,
+        plan, number = self.plan, self.done + 1
+        verdict = decide(plan.hyper, plan.steps, number, self.scaler, [norms[node] for node in plan.order if node in norms], finite)
+        loss, at = step_loss(step.losses, plan.costs), plan.address
+        save = plan.hyper.saves(number, now - self._saved_at)
+        self.decision = Decision(
+            at.session, at.epoch, number, verdict.skip, verdict.lr, verdict.lr_factor, verdict.grad_factor, loss, verdict.grad_norm,
+            self.scaler.loss_scale, scaler_fields(verdict.state), save,
         )  # fmt: skip
         done = StepDone(
-            at.sender, at.session, at.epoch, number, step_loss(step.losses, self.plan.costs), verdict.grad_norm, verdict.skip,
-            verdict.lr, self.scaler.loss_scale, {},
-        )  # fmt: skip
-        return [self._broadcast(self._decision), *self._finish(done, verdict.state, now)]
-
-    def _finish(self, done: StepDone, after: ScalerState, now: float) -> list[Command]:
-        seconds = max(1e-6, now - self._completed_at) / (done.step - self.done)
-        tokens = self.plan.batch * self.plan.feeds.seq_len
-        metrics = StepMetrics(
-            done.session, done.step, done.loss, done.lr, done.grad_norm, done.loss_scale, done.skipped, tokens / seconds, seconds * 1000
+            at.sender, at.session, at.epoch, number, loss, verdict.grad_norm, verdict.skip, verdict.lr, self.scaler.loss_scale, {}
         )
-        for number in range(self.done + 1, done.step + 1):
-            self._steps.pop(number, None)
-            self._batches.pop(number, None)
-        stuck = done.skipped and (not after.dynamic or after.loss_scale <= MIN_LOSS_SCALE)
+        row = self._row(done, now - self._completed_at)
+        self._finish(row, verdict.state, now)
+        if save:
+            self._saved_at = now
+        return [self._broadcast(self.decision), Measured(row)]
+
+    def _row(self, done: StepDone, seconds: float) -> StepMetrics:
+        seconds = max(1e-6, seconds)
+        tokens = self.plan.batch * self.plan.feeds.seq_len
+        return StepMetrics(
+            done.session, done.step, done.loss, done.lr, done.grad_norm, done.loss_scale, done.skipped, tokens / seconds, seconds * 1000,
+            done.epoch,
+        )  # fmt: skip
+
+    def _finish(self, row: StepMetrics, after: ScalerState, now: float) -> None:
+        self._steps.pop(row.step, None)
+        self._batches.pop(row.step, None)
+        stuck = row.skipped and (not after.dynamic or after.loss_scale <= MIN_LOSS_SCALE)
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if stuck else 0
-        self.done, self.scaler, self.loss, self._completed_at = done.step, after, done.loss, now
-        return [Measured(metrics)]
+        self.done, self.scaler, self.loss, self._completed_at = row.step, after, row.loss, now
+        self.news += 1
 
     def _broadcast(self, decision: Decision) -> Publish:
         return Publish(subjects.step(self.plan.address.network), decision)

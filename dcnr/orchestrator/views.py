@@ -56,7 +56,6 @@ def session_details(session: Session) -> Row:
         "seed": record.seed,
         "hyper": record.hyper,
         "fuse": record.fuse,
-        "fault": record.fault,
         "epoch": record.epoch,
         "assignment": dict(session.homes),
         "checkpoints": [checkpoint.step for checkpoint in record.checkpoints],

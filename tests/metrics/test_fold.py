@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from dcnr.bus.messages import StepMetrics
-from dcnr.ids import SessionId
+from dcnr.ids import Epoch, SessionId
 from dcnr.metrics.fold import WINDOW, Averages, fold
 
 
-def row(step: int, loss: float = 1.0, step_ms: float = 100.0, tokens: float = 100.0) -> StepMetrics:
-    """A row of `tokens` tokens."""
-    return StepMetrics(SessionId("s"), step, loss, 0.1, 1.0, 1.0, False, tokens / step_ms * 1000, step_ms)
+def row(step: int, loss: float = 1.0, step_ms: float = 100.0, epoch: int = 0) -> StepMetrics:
+    """A row of 100 tokens."""
+    return StepMetrics(SessionId("s"), step, loss, 0.1, 1.0, 1.0, False, 100.0 / step_ms * 1000, step_ms, Epoch(epoch))
 
 
 def test_there_is_no_average_before_the_first_row() -> None:
@@ -42,3 +42,9 @@ def test_a_repeated_step_takes_the_place_of_what_it_undoes() -> None:
     for step in (1, 2, 3, 2):
         averages = fold(averages, row(step))
     assert [known.step for known in averages.rows] == [1, 2]
+
+
+def test_a_late_row_of_an_older_epoch_changes_nothing() -> None:
+    """It was rolled back."""
+    averages = fold(fold(Averages(), row(1, epoch=1)), row(2, epoch=2))
+    assert fold(averages, row(1, epoch=1)) == averages

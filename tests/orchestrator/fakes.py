@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from functools import cache
 
 import numpy as np
 
 from dcnr.bus.messages import (
+    Complete,
     Decision,
     Deploy,
     Deployed,
@@ -18,6 +20,7 @@ from dcnr.bus.messages import (
     Hosted,
     Loss,
     PNodeInfo,
+    Refused,
     Report,
     Save,
     Saved,
@@ -81,128 +84,232 @@ def micro_loss(hop: Hop, payload_RT: np.ndarray) -> float:
 
 
 @dataclass
+class Part:
+    """One PNode's part of a deployment."""
+
+    done: int
+    scaler: ScalerState
+    last: Decision | None = None
+    work: int = 0
+    saved: dict[int, Saved] = field(default_factory=dict)
+
+
+@dataclass
 class Hosting:
-    """A session on the fake PNodes."""
+    """A deployment on the fake PNodes. A step is computed when all of an attempt was fed; then every PNode has its report."""
 
     deploy: Deploy
-    scaler: ScalerState
-    done: int
-    reported: int = 0
+    parts: dict[PNodeId, Part] = field(default_factory=dict)
+    attempts: dict[int, int] = field(default_factory=dict)
     waiting: list[tuple[PNodeId, Hop, np.ndarray]] = field(default_factory=list)
-    fed: list[tuple[int, int, int]] = field(default_factory=list)
-    losses: dict[int, list[tuple[NodeId, int, float]]] = field(default_factory=dict)
+    fed: set[tuple[int, int, int]] = field(default_factory=set)
+    losses: dict[int, dict[tuple[NodeId, int], float]] = field(default_factory=dict)
+    reports: dict[int, dict[PNodeId, StepReport]] = field(default_factory=dict)
+    finished: dict[int, StepDone] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[SessionId, Epoch]:
+        return self.deploy.session, self.deploy.epoch
+
+    @property
+    def whole(self) -> bool:
+        """Everyone who takes part is there."""
+        return self.parts.keys() == set(self.deploy.assignment.values())
+
+
+Told = Deploy | Undeploy | Save | Decision | Complete
 
 
 class FakePNodes:
-    """All PNodes at once: what one of them is told, and what they say to it. `overflow` names steps that are not finite."""
+    """All PNodes at once: what one of them is told, and what they say to it.
+
+    `overflow` names steps that are not finite, `damaged` checkpoints that cannot be read; those that are `stuck` compute nothing.
+    """
 
     def __init__(self, overflow: frozenset[int] = frozenset()) -> None:
         self.overflow = overflow
+        self.damaged: set[str] = set()
+        self.stuck: set[PNodeId] = set()
         self.hosted: dict[tuple[SessionId, Epoch], Hosting] = {}
         self.hops: list[Hop] = []
+        self.decided: dict[int, tuple[float, bool]] = {}
+        """Loss and skip of every step that was done here."""
+        self.times: Counter[tuple[PNodeId, int]] = Counter()
+        """How often a PNode did a step."""
 
     def hosted_by(self, pnode: PNodeId) -> tuple[Hosted, ...]:
         """For its heartbeat."""
-        return tuple(
-            Hosted(session, epoch, hosting.done, 1, 100)
-            for (session, epoch), hosting in self.hosted.items()
-            if pnode in hosting.deploy.assignment.values()
-        )
+        found = []
+        for (session, epoch), hosting in self.hosted.items():
+            part = hosting.parts.get(pnode)
+            if part is not None:
+                attempt = max(hosting.attempts.values(), default=0)
+                busy = pnode in self.stuck and bool(hosting.waiting or hosting.fed)
+                found.append(Hosted(session, epoch, part.done, 1, 100, attempt, part.work, busy, part.last))
+        return tuple(found)
 
-    def told(self, pnode: PNodeId, message: Deploy | Undeploy | Save | Decision) -> list[Report]:
-        """A control message for `pnode`; a decision is for everyone."""
+    def repeats(self, pnode: PNodeId) -> list[Report]:
+        """What it says again because nothing has come of it."""
+        said: list[Report] = []
+        for hosting in self.hosted.values():
+            part = hosting.parts.get(pnode)
+            if part is None:
+                continue
+            report = hosting.reports.get(part.done + 1, {}).get(pnode)
+            done = hosting.finished.get(part.done)
+            said += [report] if report else []
+            said += [done] if done else []
+        return said
+
+    def dies(self, pnode: PNodeId) -> None:
+        """Its process is gone."""
+        for hosting in self.hosted.values():
+            hosting.parts.pop(pnode, None)
+        self.stuck.discard(pnode)
+
+    def told(self, pnode: PNodeId, message: Told) -> list[Report]:
+        """A control message for `pnode`."""
         key = (message.session, message.epoch)
+        hosting, part = self.hosted.get(key), self._part(key, pnode)
         match message:
             case Deploy():
-                state = ScalerState(**message.state)  # type: ignore[arg-type]
-                self.hosted.setdefault(key, Hosting(message, state, message.step))
-                return [Deployed(pnode, *key, message.step, 100)]
+                return self._deploy(pnode, message)
             case Undeploy():
-                self.hosted.pop(key, None)
-                return []
-            case Save(step=step):
-                hosting = self.hosted[key]
-                assert hosting.done == step, "nothing is in flight when a step is to be saved"
-                state_ = asdict(hosting.scaler) if hosting.deploy.decides else None
-                return [Saved(pnode, *key, step, part(pnode, message.session, step), state_)]
-            case Decision(step=step):
-                return self._decided(self.hosted[key], step)
+                self._undeploy(pnode, message)
+            case Save(step=step) if hosting and part:
+                if step not in part.saved and step == part.done:
+                    self._save(hosting, pnode, step)
+                return [part.saved[step]] if step in part.saved else []
+            case Decision() if hosting and part:
+                return self._decided(hosting, pnode, part, message)
+        return []
 
     def fed(self, to: PNodeId, hop: Hop, payload_RT: np.ndarray) -> list[Report]:
         """A hop of the trainer for `to`."""
-        hosting = self.hosted[hop.session, hop.epoch]
-        homes = hosting.deploy.assignment
-        assert all(homes[node] == to for node, _slot in hop.targets)
-        assert hosting.done < hop.step <= hosting.done + 3
+        hosting = self.hosted.get((hop.session, hop.epoch))
+        part = self._part((hop.session, hop.epoch), to)
+        if hosting is None or part is None:
+            return []
+        assert all(hosting.deploy.assignment[node] == to for node, _slot in hop.targets)
         self.hops.append(hop)
+        if hop.step in hosting.finished and hop.micro == 0:
+            return [hosting.finished[hop.step]]
+        if hop.step <= part.done or hop.attempt < hosting.attempts.get(hop.step, 0):
+            return []
+        if hop.attempt > hosting.attempts.get(hop.step, 0):
+            self._renew(hosting, hop.step, hop.attempt)
         hosting.waiting.append((to, hop, payload_RT))
         return self._work(hosting)
 
+    def _part(self, key: tuple[SessionId, Epoch], pnode: PNodeId) -> Part | None:
+        hosting = self.hosted.get(key)
+        return hosting.parts.get(pnode) if hosting else None
+
+    def _deploy(self, pnode: PNodeId, deploy: Deploy) -> list[Report]:
+        key = (deploy.session, deploy.epoch)
+        newer = [epoch for (session, epoch), other in self.hosted.items() if session == key[0] and epoch > key[1] and pnode in other.parts]
+        if newer:
+            return []
+        for (session, epoch), other in self.hosted.items():
+            if session == key[0] and epoch < key[1]:
+                other.parts.pop(pnode, None)
+        if deploy.checkpoint in self.damaged:
+            return [Refused(pnode, *key, "its sha256 is another one", damaged=True)]
+        hosting = self.hosted.setdefault(key, Hosting(deploy))
+        state = ScalerState(**deploy.state)  # type: ignore[arg-type]
+        hosting.parts.setdefault(pnode, Part(deploy.step, state))
+        return [Deployed(pnode, *key, deploy.step, 100)]
+
+    def _undeploy(self, pnode: PNodeId, undeploy: Undeploy) -> None:
+        for (session, epoch), hosting in self.hosted.items():
+            if session == undeploy.session and epoch <= undeploy.epoch:
+                hosting.parts.pop(pnode, None)
+        self.hosted = {known: hosting for known, hosting in self.hosted.items() if hosting.parts}
+
+    def _renew(self, hosting: Hosting, step: int, attempt: int) -> None:
+        hosting.attempts[step] = attempt
+        hosting.waiting = [item for item in hosting.waiting if item[1].step != step]
+        hosting.fed = {place for place in hosting.fed if place[0] != step}
+        hosting.losses.pop(step, None)
+        hosting.reports.pop(step, None)
+
     def _work(self, hosting: Hosting) -> list[Report]:
-        """What can be computed now: hops of a step wait until the step before was decided."""
+        """What can be computed now: hops of a step wait until everyone has decided the step before."""
+        if not hosting.whole or self.stuck & hosting.parts.keys():
+            return []
         said: list[Report] = []
-        step = hosting.done + 1
+        step = min(part.done for part in hosting.parts.values()) + 1
         for to, hop, payload_RT in [item for item in hosting.waiting if item[1].step == step]:
             said += self._compute(hosting, to, hop, payload_RT)
         hosting.waiting = [item for item in hosting.waiting if item[1].step > step]
         return said + self._finished(hosting, step)
 
     def _compute(self, hosting: Hosting, to: PNodeId, hop: Hop, payload_RT: np.ndarray) -> list[Report]:
-        hosting.fed.append((hop.step, hop.micro, hop.source_slot))
+        place = (hop.step, hop.micro, hop.source_slot)
+        if place in hosting.fed:
+            return []
+        hosting.fed.add(place)
+        for part in hosting.parts.values():
+            part.work += 1
         if hop.source_slot == 0:
             return []
         cost = hop.targets[0][0]
         loss = micro_loss(hop, payload_RT)
-        hosting.losses.setdefault(hop.step, []).append((cost, hop.micro, loss))
-        return [] if hosting.deploy.decides else [Loss(to, hop.session, hop.epoch, hop.step, 0, cost, hop.micro, loss)]
+        hosting.losses.setdefault(hop.step, {})[cost, hop.micro] = loss
+        return [] if hosting.deploy.decides else [Loss(to, hop.session, hop.epoch, hop.step, hop.attempt, cost, hop.micro, loss)]
 
     def _finished(self, hosting: Hosting, step: int) -> list[Report]:
         deploy = hosting.deploy
-        if hosting.reported == step or sum(number == step for number, _, _ in hosting.fed) < deploy.micro_batches * 2:
+        if step in hosting.reports or sum(number == step for number, _, _ in hosting.fed) < deploy.micro_batches * 2:
             return []
-        hosting.reported = step
-        hosting.fed.clear()
         if deploy.decides:
             return self._done(hosting, step)
-        hosts = sorted(set(deploy.assignment.values()))
-        return [self._report(hosting, host, step) for host in hosts]
+        hosting.reports[step] = {host: self._report(hosting, host, step) for host in sorted(hosting.parts)}
+        return list(hosting.reports[step].values())
 
     def _report(self, hosting: Hosting, host: PNodeId, step: int) -> StepReport:
         deploy = hosting.deploy
         here = {node: 1.0 for node, home in deploy.assignment.items() if home == host}
-        losses = tuple(entry for entry in hosting.losses[step] if entry[0] in here)
-        return StepReport(host, deploy.session, deploy.epoch, step, 0, here, step not in self.overflow, losses)
+        losses = tuple((cost, micro, loss) for (cost, micro), loss in hosting.losses[step].items() if cost in here)
+        attempt = hosting.attempts.get(step, 0)
+        return StepReport(host, deploy.session, deploy.epoch, step, attempt, here, step not in self.overflow, losses)
 
     def _done(self, hosting: Hosting, step: int) -> list[Report]:
+        """The only PNode decides."""
         deploy = hosting.deploy
-        verdict = decide(
-            Hyper.model_validate(deploy.hyper),
-            deploy.total_steps,
-            step,
-            hosting.scaler,
-            [1.0] * len(deploy.assignment),
-            step not in self.overflow,
-        )
-        loss = sum(loss for _, _, loss in hosting.losses[step])
-        scale, hosting.scaler, hosting.done = hosting.scaler.loss_scale, verdict.state, step
-        done = StepDone(
-            PNodeId(next(iter(deploy.assignment.values()))), deploy.session, deploy.epoch, step, loss, verdict.grad_norm, verdict.skip,
-            verdict.lr, scale, asdict(verdict.state),
+        ((pnode, part),) = hosting.parts.items()
+        finite = step not in self.overflow
+        hyper = Hyper.model_validate(deploy.hyper)
+        verdict = decide(hyper, deploy.total_steps, step, part.scaler, [1.0] * len(deploy.assignment), finite)
+        loss = sum(loss for _, loss in sorted(hosting.losses[step].items()))
+        scale, state = part.scaler.loss_scale, asdict(verdict.state)
+        part.scaler, part.done = verdict.state, step
+        part.last = Decision(
+            *hosting.key, step, verdict.skip, verdict.lr, verdict.lr_factor, verdict.grad_factor, loss, verdict.grad_norm, scale, state,
+            hyper.saves(step, 0.0),
         )  # fmt: skip
-        return [done, *self._saved(hosting, step), *self._work(hosting)]
+        self._note(pnode, part.last)
+        done = StepDone(pnode, *hosting.key, step, loss, verdict.grad_norm, verdict.skip, verdict.lr, scale, state)
+        hosting.finished[step] = done
+        saved: list[Report] = [self._save(hosting, pnode, step)] if part.last.save else []
+        return [done, *saved, *self._work(hosting)]
 
-    def _decided(self, hosting: Hosting, step: int) -> list[Report]:
-        if step <= hosting.done:
+    def _decided(self, hosting: Hosting, pnode: PNodeId, part: Part, decision: Decision) -> list[Report]:
+        if decision.step != part.done + 1 or decision.step not in hosting.reports:
             return []
-        assert step == hosting.done + 1
-        hosting.done = step
-        return self._saved(hosting, step) + self._work(hosting)
+        part.done, part.last, part.scaler = decision.step, decision, ScalerState(**decision.state)  # type: ignore[arg-type]
+        self._note(pnode, decision)
+        saved: list[Report] = [self._save(hosting, pnode, decision.step)] if decision.save else []
+        return saved + self._work(hosting)
 
-    def _saved(self, hosting: Hosting, step: int) -> list[Report]:
-        deploy = hosting.deploy
-        every = Hyper.model_validate(deploy.hyper).checkpoint_every
-        if not every or step % every:
-            return []
-        state = asdict(hosting.scaler) if deploy.decides else None
-        hosts = sorted(set(deploy.assignment.values()))
-        return [Saved(host, deploy.session, deploy.epoch, step, part(host, deploy.session, step), state) for host in hosts]
+    def _note(self, pnode: PNodeId, decision: Decision) -> None:
+        """No two PNodes, epochs or attempts may ever do different things in one step."""
+        self.times[pnode, decision.step] += 1
+        did = (decision.loss, decision.skip)
+        assert self.decided.setdefault(decision.step, did) == did, f"step {decision.step} was done in two ways"
+
+    def _save(self, hosting: Hosting, pnode: PNodeId, step: int) -> Saved:
+        held = hosting.parts[pnode]
+        state = asdict(held.scaler) if hosting.deploy.decides else None
+        held.saved[step] = Saved(pnode, *hosting.key, step, part(pnode, hosting.deploy.session, step), state)
+        return held.saved[step]

@@ -14,13 +14,15 @@ from dcnr.bus import codec, subjects
 from dcnr.bus.api import call
 from dcnr.bus.base import Bus
 from dcnr.bus.memory import MemoryBroker
-from dcnr.bus.messages import Decision, Deploy, Heartbeat, Hop, Message, Report, Save, SessionMetrics, StepMetrics, Undeploy
+from dcnr.bus.messages import Complete, Decision, Deploy, Heartbeat, Hop, Message, Report, Save, SessionMetrics, StepMetrics, Undeploy
 from dcnr.bus.transport import HopTransport
 from dcnr.clock import MonotonicClock
 from dcnr.data.dataset import Dataset
 from dcnr.errors import BusUnavailable
 from dcnr.ids import NetworkId, NodeId, PNodeId, SessionId
-from dcnr.orchestrator.shell import Shell
+from dcnr.orchestrator.shell import Outside, Shell
+from dcnr.storage.base import Storage
+from dcnr.storage.file import FileStorage
 from dcnr.text.tokenizer import Tokenizer, add_tokenizer
 from tests.orchestrator.fakes import FakePNodes, info
 
@@ -80,12 +82,14 @@ class User:
 
 
 @asynccontextmanager
-async def orchestrator(broker: MemoryBroker, data_dir: Path, name: str = "orchestrator") -> AsyncIterator[Shell]:
+async def orchestrator(
+    broker: MemoryBroker, data_dir: Path, name: str = "orchestrator", storage: Storage | None = None
+) -> AsyncIterator[Shell]:
     """A running orchestrator; cancelled at the end."""
     control, tensors = broker.connect(), broker.connect()
     me = PNodeId(name)
     transport = HopTransport(tensors, me, "elsewhere", lambda _hop, _payload: None)
-    shell = Shell(control, transport, data_dir, me, MonotonicClock())
+    shell = Shell(Outside(control, transport, storage or FileStorage(data_dir), data_dir, me, MonotonicClock()))
     task = asyncio.create_task(shell.run())
     try:
         yield shell
@@ -150,7 +154,7 @@ class FakeAgent:
     async def _obey(self) -> None:
         while True:
             message = await self._inbox.get()
-            assert isinstance(message, Deploy | Undeploy | Save | Decision)
+            assert isinstance(message, Deploy | Undeploy | Save | Decision | Complete)
             if isinstance(message, Deploy):
                 here = [NodeId(node) for node, home in message.assignment.items() if home == self._me.pnode]
                 await self._transport.listen(message.network, here)
@@ -165,13 +169,15 @@ class FakeAgent:
         while True:
             beat = Heartbeat(self._me, self._pnodes.hosted_by(self._me.pnode))
             await self._bus.publish(subjects.heartbeat(self._me.pnode), codec.encode(beat))
+            for report in self._pnodes.repeats(self._me.pnode):
+                self._said.put_nowait(report)
             await asyncio.sleep(0.1)
 
 
 @asynccontextmanager
-async def fake_agents(broker: MemoryBroker, *names: str) -> AsyncIterator[FakePNodes]:
-    """Fake PNodes of these names; gone without a good-bye at the end."""
-    pnodes = FakePNodes()
+async def fake_agents(broker: MemoryBroker, *names: str, beside: FakePNodes | None = None) -> AsyncIterator[FakePNodes]:
+    """Fake PNodes of these names, perhaps beside others; gone without a good-bye at the end."""
+    pnodes = beside or FakePNodes()
     tasks = [asyncio.create_task(FakeAgent(broker, name, pnodes).run()) for name in names]
     try:
         yield pnodes

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +79,7 @@ async def test_what_does_not_exist_is_named(one: User) -> None:
     """Network, dataset, session, PNode."""
     assert "no network 'nix'" in await refused(one, "session.create", NotFound, **{**RUN, "network": "nix"})
     assert "nix" in await refused(one, "session.create", NotFound, **{**RUN, "dataset": "nix"})
-    for verb in ("session.show", "session.start", "session.suspend", "session.resume", "session.delete"):
+    for verb in ("session.show", "session.start", "session.suspend", "session.rebalance", "session.resume", "session.delete"):
         assert "no session 'nix'" in await refused(one, verb, NotFound, session="nix")
     for verb in ("pnode.show", "pnode.drain"):
         assert "'nix'" in await refused(one, verb, NotFound, pnode="nix")
@@ -173,6 +175,41 @@ async def test_a_session_trains_through_the_api(one: User, broker: MemoryBroker)
         assert (await one.ask("session.show", session="s"))["checkpoints"] == [0, 3, 5]
 
 
+async def test_rows_of_a_session_are_shown(one: User, broker: MemoryBroker) -> None:
+    """Those that were asked for, as they were published; of steps to come nothing is known."""
+    async with fake_agents(broker, "a"):
+        await one.ask("session.create", **RUN)
+        await one.until_state("done")
+        published = [asdict(row) for row in one.steps]
+        assert (await one.ask("session.rows", session="s", first=1, last=100))["rows"] == published
+        assert (await one.ask("session.rows", session="s", first=2, last=2))["rows"] == published[1:2]
+        assert (await one.ask("session.rows", session="s", first=4, last=9))["rows"] == []
+        assert "'first'" in await refused(one, "session.rows", session="s", first=0, last=9)
+
+
+async def test_a_running_session_is_divided_anew_when_asked(one: User, broker: MemoryBroker) -> None:
+    """1. at rest it cannot be; 2. nor where nothing would change; 3. a PNode that joined gets a part, and no step is lost."""
+    await one.ask("session.create", **RUN, start=False)
+    assert "only a running one" in await refused(one, "session.rebalance", session="s")
+    await one.ask("session.delete", session="s")
+    async with fake_agents(broker, "a") as pnodes:
+        await one.ask("session.create", **{**RUN, "steps": 100_000, "hyper": {"checkpoint_every": 0}})
+        await one.until(lambda: len(one.steps) > 2)
+        assert "would stay as it is" in await refused(one, "session.rebalance", session="s")
+        async with fake_agents(broker, "b", beside=pnodes):
+            async with asyncio.timeout(20):
+                while [row["state"] for row in (await one.ask("pnode.list"))["pnodes"]].count("alive") < 2:
+                    await asyncio.sleep(0.01)
+            assert await one.ask("session.rebalance", session="s") == {"session": "s", "state": "running"}
+            await one.until(lambda: [state.state for state in one.states[-3:]] == ["waiting", "deploying", "running"])
+            assert set((await one.ask("session.show", session="s"))["assignment"].values()) == {"a", "b"}
+            before = len(one.steps)
+            await one.until(lambda: len(one.steps) > before + 5)
+            assert [row.step for row in one.steps] == list(range(1, len(one.steps) + 1))
+            await one.ask("session.suspend", session="s")
+            await one.until_state("suspended")
+
+
 async def test_a_deleted_session_leaves_nothing_behind(one: User, broker: MemoryBroker, data_dir: Path) -> None:
     """Neither checkpoints nor history; the name is free again."""
     async with fake_agents(broker, "a"):
@@ -217,7 +254,7 @@ async def test_a_drained_pnode_is_emptied_and_the_session_goes_on(one: User, bro
         await one.until(lambda: len(one.steps) > 2)
         assert (await one.ask("pnode.drain", pnode="b"))["reason"] == "draining"
         before = len(one.steps)
-        await one.until(lambda: [state.state for state in one.states[-4:]] == ["suspending", "waiting", "deploying", "running"])
+        await one.until(lambda: [state.state for state in one.states[-3:]] == ["waiting", "deploying", "running"])
         await one.until(lambda: len(one.steps) > before + 5)
         assert set((await one.ask("session.show", session="s"))["assignment"].values()) == {"a"}
         assert [row.step for row in one.steps] == list(range(1, len(one.steps) + 1))

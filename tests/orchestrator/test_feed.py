@@ -43,11 +43,12 @@ def test_a_pnode_gets_ids_once_however_many_slots_read_them() -> None:
     feeds = Feeds(slots, ((NodeId("cost"), 1),), 2)
     address = Address(NetworkId("n"), SESSION, Epoch(3), PNodeId("t"), homes)
     batch = batch_of(np.arange(12).reshape(4, 3))
-    hops = micro_hops(batch, feeds, address, 5, (1, 2))
+    hops = micro_hops(batch, feeds, address, 5, 3, (1, 2))
     assert [(to, hop.targets, hop.source_slot) for to, hop, _ in hops] == [
         (a, (("x", 0), ("z", 0)), 0), (b, (("y", 0),), 0), (b, (("cost", 1),), 1),
     ]  # fmt: skip
     for _, hop, payload in hops:
-        assert (hop.step, hop.micro, hop.epoch, hop.phase, hop.source, hop.shape) == (5, 1, 3, "fwd", "trainer", (2, 2))
+        assert (hop.step, hop.micro, hop.attempt, hop.epoch) == (5, 1, 3, 3)
+        assert (hop.phase, hop.source, hop.shape) == ("fwd", "trainer", (2, 2))
         assert payload.flags.c_contiguous
     np.testing.assert_array_equal(hops[2][2], [[7, 8], [10, 11]])

@@ -9,8 +9,20 @@ import pytest
 
 from dcnr.bus.messages import Heartbeat, Hosted
 from dcnr.ids import Epoch, PNodeId, SessionId
-from dcnr.orchestrator.events import DrainPNode, Heard, Tick
-from dcnr.orchestrator.fleet import SUSPECT_AFTER, Changed, Drained, Fleet, Forgotten, Gone, Joined
+from dcnr.orchestrator.events import Disconnected, DrainPNode, Echoed, Heard, Tick
+from dcnr.orchestrator.fleet import (
+    CUT_OFF,
+    DEAD_AFTER_CUT,
+    DEAF_AFTER,
+    SUSPECT_AFTER,
+    Changed,
+    Drained,
+    Fleet,
+    FleetChange,
+    Forgotten,
+    Gone,
+    Joined,
+)
 from dcnr.orchestrator.state import PNodeRecord, PNodeState
 from tests.orchestrator.fakes import info
 
@@ -28,6 +40,13 @@ def fleet() -> Iterator[Fleet]:
 def beat(name: str = "a", incarnation: str = "1", stopping: bool = False) -> Heard:
     """A heartbeat of PNode `name`."""
     return Heard(Heartbeat(info(name, incarnation), (), stopping))
+
+
+def judged(fleet: Fleet, now: float) -> list[FleetChange]:
+    """What a deadline brings after a time in which we heard ourselves every half second."""
+    for half in range(int(fleet._echoed * 2) + 1, int(now * 2) + 1):
+        assert fleet.handle(Echoed(), half / 2) == []
+    return fleet.handle(Tick(), now)
 
 
 def state(fleet: Fleet) -> PNodeState:
@@ -49,27 +68,28 @@ def test_heartbeats_in_time_change_nothing(fleet: Fleet) -> None:
 
 def test_silence_of_a_second_and_a_half_makes_suspect_and_of_three_dead(fleet: Fleet) -> None:
     """The deadlines are exactly those, and the reason is in words."""
+    judged(fleet, 10.0)
     fleet.handle(beat(), 10.0)
     assert fleet.deadline() == 11.5
-    assert fleet.handle(Tick(), 11.49) == []
-    assert fleet.handle(Tick(), 11.5) == [Changed(PNodeRecord(info("a"), PNodeState.SUSPECT, "silent for 1.5 s"))]
+    assert judged(fleet, 11.49) == []
+    assert judged(fleet, 11.5) == [Changed(PNodeRecord(info("a"), PNodeState.SUSPECT, "silent for 1.5 s"))]
     assert fleet.eligible() == ()
     assert fleet.deadline() == 13.0
     reason = "PNode a has been silent for 3.0 s"
-    assert fleet.handle(Tick(), 13.0) == [Changed(PNodeRecord(info("a"), PNodeState.DEAD, reason)), Gone(A, reason)]
+    assert judged(fleet, 13.0) == [Changed(PNodeRecord(info("a"), PNodeState.DEAD, reason)), Gone(A, reason)]
 
 
 def test_a_suspect_that_is_heard_again_is_alive_and_did_not_join_anew(fleet: Fleet) -> None:
     """Nothing it hosted was lost, so nobody is told that it joined."""
     fleet.handle(beat(), 0.0)
-    fleet.handle(Tick(), 2.0)
+    judged(fleet, 2.0)
     assert fleet.handle(beat(), 2.1) == [Changed(PNodeRecord(info("a"), PNodeState.ALIVE))]
 
 
 def test_a_dead_pnode_that_wakes_up_joins_anew(fleet: Fleet) -> None:
     """What it hosted was given up; it comes back as one that can take work."""
     fleet.handle(beat(), 0.0)
-    fleet.handle(Tick(), 3.0)
+    judged(fleet, 3.0)
     assert fleet.handle(beat(), 4.0)[-1] == Joined(A)
     assert state(fleet) is PNodeState.ALIVE
 
@@ -93,7 +113,7 @@ def test_another_incarnation_means_that_the_old_process_died(fleet: Fleet) -> No
 def test_a_new_incarnation_of_a_dead_pnode_only_joins(fleet: Fleet) -> None:
     """It cannot die twice."""
     fleet.handle(beat(), 0.0)
-    fleet.handle(Tick(), 3.0)
+    judged(fleet, 3.0)
     assert [type(change) for change in fleet.handle(beat(incarnation="2"), 4.0)] == [Changed, Joined]
 
 
@@ -101,7 +121,7 @@ def test_a_good_bye_is_believed_at_once(fleet: Fleet) -> None:
     """It is gone without a time-out, and silent afterwards without being dead."""
     fleet.handle(beat(), 0.0)
     assert fleet.handle(beat(stopping=True), 0.1)[-1] == Gone(A, "PNode a was stopped")
-    assert fleet.handle(Tick(), 10.0) == []
+    assert judged(fleet, 10.0) == []
     assert fleet.handle(beat(stopping=True), 10.1) == []
     assert state(fleet) is PNodeState.STOPPED
 
@@ -133,18 +153,18 @@ def test_draining_an_unknown_pnode_changes_nothing(fleet: Fleet) -> None:
 def test_the_gone_are_forgotten_after_ten_minutes(fleet: Fleet) -> None:
     """A list of PNodes does not grow for ever."""
     fleet.handle(beat(), 0.0)
-    fleet.handle(Tick(), 3.0)
+    judged(fleet, 3.0)
     assert fleet.deadline() == 600.0
-    assert fleet.handle(Tick(), 600.0) == [Forgotten(A)]
+    assert judged(fleet, 600.0) == [Forgotten(A)]
     assert fleet.deadline() is None
 
 
 def test_a_new_leader_gives_everyone_a_full_time_out(fleet: Fleet) -> None:
     """A PNode of the records is not dead before its heartbeat can have come."""
     later = Fleet((PNodeRecord(info("a"), PNodeState.ALIVE),), 100.0)
-    assert later.handle(Tick(), 101.4) == []
+    assert judged(later, 101.4) == []
     assert later.eligible() == ()
-    assert later.handle(Tick(), 103.0)[-1] == Gone(A, "PNode a has been silent for 3.0 s")
+    assert judged(later, 103.0)[-1] == Gone(A, "PNode a has been silent for 3.0 s")
 
 
 def test_a_new_leader_gives_work_only_to_those_it_heard(fleet: Fleet) -> None:
@@ -171,3 +191,86 @@ def test_memory_that_sessions_may_come_to_need_is_not_offered(fleet: Fleet) -> N
     hosted = tuple(Hosted(SessionId(name), Epoch(1), 0, 2, size) for name, size in (("s", 100), ("t", 20)))
     fleet.handle(Heard(Heartbeat(replace(info("a"), memory_used=500), hosted)), 0.0)
     assert fleet.eligible() == (replace(info("a"), memory_used=120),)
+
+
+# -- what our own echo is for ----------------------------------------------------------------------------------------------
+
+
+def test_nobody_is_judged_while_we_do_not_hear_ourselves(fleet: Fleet) -> None:
+    """Neither suspect nor dead, however long it takes, and no deadline wakes us for it."""
+    fleet.handle(beat(), 0.0)
+    fleet.handle(Disconnected(A), 0.1)
+    assert fleet.handle(Tick(), DEAF_AFTER + 0.01) == []
+    assert (fleet.deaf, fleet.deadline()) == (True, None)
+    assert fleet.handle(Tick(), 1000.0) == []
+    assert state(fleet) is PNodeState.ALIVE
+
+
+def test_when_our_echo_is_back_everyone_has_a_full_time_out(fleet: Fleet) -> None:
+    """As if it had been heard in that moment; a closed connection from before counts no more."""
+    fleet.handle(beat(), 0.0)
+    fleet.handle(Disconnected(A), 0.1)
+    fleet.handle(Tick(), 50.0)
+    assert fleet.handle(Echoed(), 60.0) == []
+    assert (fleet.deaf, fleet.deadline()) == (False, 61.5)
+    assert judged(fleet, 61.4) == []
+    assert judged(fleet, 63.0)[-1] == Gone(A, "PNode a has been silent for 3.0 s")
+
+
+def test_a_leader_that_was_stopped_for_twenty_seconds_judges_nobody_by_what_it_missed(fleet: Fleet) -> None:
+    """Its first event after that may be a deadline, with all the heartbeats still in the queue."""
+    fleet.handle(beat(), 0.0)
+    judged(fleet, 0.6)
+    assert fleet.handle(Tick(), 20.6) == []
+    assert fleet.handle(beat(), 20.6) == []
+    assert fleet.handle(Echoed(), 20.6) == []
+    assert state(fleet) is PNodeState.ALIVE
+
+
+def test_the_gone_stay_gone_when_our_echo_is_back(fleet: Fleet) -> None:
+    """The grace is for those that may be there."""
+    fleet.handle(beat(), 0.0)
+    judged(fleet, 3.0)
+    fleet.handle(Tick(), 50.0)
+    fleet.handle(Echoed(), 60.0)
+    assert (state(fleet), fleet.deadline()) == (PNodeState.DEAD, 600.0)
+
+
+# -- what the server says of connections -----------------------------------------------------------------------------------
+
+
+def test_a_pnode_whose_connection_was_closed_is_dead_if_it_is_not_heard_again(fleet: Fleet) -> None:
+    """Well within a second, with the reason in words."""
+    fleet.handle(beat(), 10.0)
+    judged(fleet, 10.4)
+    assert fleet.handle(Disconnected(A), 10.4) == []
+    assert fleet.deadline() == 10.4 + DEAD_AFTER_CUT < 11.4
+    reason = f"PNode a: {CUT_OFF}"
+    assert judged(fleet, 10.4 + DEAD_AFTER_CUT) == [Changed(PNodeRecord(info("a"), PNodeState.DEAD, reason)), Gone(A, reason)]
+
+
+def test_a_pnode_that_connects_again_is_not_dead(fleet: Fleet) -> None:
+    """Its next heartbeat says so, and the usual silence counts from there."""
+    fleet.handle(beat(), 0.0)
+    fleet.handle(Disconnected(A), 0.1)
+    assert fleet.handle(beat(), 0.5) == []
+    assert judged(fleet, 1.9) == []
+    assert fleet.deadline() == 2.0
+
+
+def test_a_connection_of_nobody_we_know_changes_nothing(fleet: Fleet) -> None:
+    """Nor does that of one that said good-bye."""
+    assert fleet.handle(Disconnected(A), 0.0) == []
+    fleet.handle(beat(), 0.1)
+    fleet.handle(beat(stopping=True), 0.2)
+    assert fleet.handle(Disconnected(A), 0.2) == []
+    assert fleet.deadline() == 600.1
+
+
+def test_a_process_that_is_started_anew_after_a_kill_joins_within_a_second(fleet: Fleet) -> None:
+    """As soon as the old one is dead; before that it is not believed."""
+    fleet.handle(beat(), 0.0)
+    fleet.handle(Disconnected(A), 0.1)
+    assert fleet.handle(beat(incarnation="2"), 0.3) == []
+    judged(fleet, 0.1 + DEAD_AFTER_CUT)
+    assert fleet.handle(beat(incarnation="2"), 0.9)[-1] == Joined(A)

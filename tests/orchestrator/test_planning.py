@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dcnr.errors import NotFound, UserError
+from dcnr.ids import SessionId
 from dcnr.network.load import load_graph
 from dcnr.optim.hyper import Hyper
-from dcnr.orchestrator.planning import check_data, check_hyper, count_parameters, prepared
+from dcnr.orchestrator.planning import check_data, check_hyper, count_parameters, graphs_of, prepared
+from dcnr.orchestrator.state import SessionState
 from tests.agents.tiny import TINY
-from tests.orchestrator.fakes import NETWORK, graph
+from tests.orchestrator.fakes import NETWORK, graph, record
 from tests.orchestrator.running import make_data
 
 
@@ -48,3 +51,15 @@ def test_a_hyper_parameter_that_is_wrong_is_named(given: dict[str, object], told
     """With the nearest known key, or what its value may be."""
     with pytest.raises(UserError, match=told):
         check_hyper(given)
+
+
+def test_a_new_leader_needs_the_graphs_of_what_is_not_at_rest() -> None:
+    """A file that this version cannot read is told in words, and is no reason to stop."""
+    at_rest = replace(record(), session=SessionId("rest"), state=SessionState.DONE)
+    waits = replace(record(), session=SessionId("waits"), state=SessionState.WAITING)
+    runs = replace(record(), session=SessionId("runs"), state=SessionState.RUNNING)
+    broken = replace(runs, session=SessionId("broken"), network_file="name: [")
+    graphs = graphs_of([at_rest, waits, runs, broken])
+    assert graphs.keys() == {"waits", "runs", "broken"}
+    assert graphs[waits.session] == graphs[runs.session] == graph()
+    assert "small.yml" in str(graphs[broken.session])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,17 +14,20 @@ from dcnr.bus.messages import (
     Deploy,
     Deployed,
     Failed,
+    Hosted,
     Loss,
     Refused,
     Save,
     Saved,
+    SaveFailed,
     SessionMetrics,
+    StepDone,
     StepMetrics,
     StepReport,
     Undeploy,
 )
 from dcnr.ids import Epoch, PNodeId
-from dcnr.orchestrator.commands import Publish, SendHop, Store, WriteManifest
+from dcnr.orchestrator.commands import Prune, Publish, SendHop, Store, WriteManifest
 from dcnr.orchestrator.events import (
     BatchFailed,
     BatchRead,
@@ -32,14 +36,34 @@ from dcnr.orchestrator.events import (
     ManifestFailed,
     ManifestWritten,
     Offered,
+    RebalanceSession,
     SessionEvent,
+    Standing,
     StartSession,
     Tick,
 )
-from dcnr.orchestrator.session import TRANSITIONS
-from dcnr.orchestrator.state import CheckpointRecord, SessionState
+from dcnr.orchestrator.session import TRANSITIONS, Session
+from dcnr.orchestrator.state import AssignmentRecord, CheckpointRecord, SessionRecord, SessionState
 from tests.orchestrator.fakes import SESSION, graph, info, part, record
-from tests.orchestrator.story import ONE, START, SUSPEND, THREE, TWO, PNodes, S, Story, nothing, tokens, trained
+from tests.orchestrator.story import (
+    FIRST,
+    ONE,
+    SETTINGS,
+    START,
+    SUSPEND,
+    THREE,
+    TWO,
+    A,
+    B,
+    C,
+    PNodes,
+    S,
+    Story,
+    nothing,
+    running,
+    tokens,
+    trained,
+)
 
 
 @pytest.fixture
@@ -122,13 +146,14 @@ def test_save_is_repeated_until_every_part_is_there(story: Story) -> None:
 
 
 def test_a_refusal_makes_the_session_wait_with_the_numbers(story: Story) -> None:
-    """Whoever had deployed lets go; a later offer is tried with the next epoch."""
+    """A later offer is tried with the next epoch; who takes no part in that one lets go."""
     story.lose = lambda event: isinstance(event, Deployed)
     story.tell(START, Offered(TWO), Refused(PNodeId("b"), SESSION, Epoch(1), "needs 3 GiB, has 1 GiB"))
     assert (story.state, story.session.record.reason) == (S.WAITING, "PNode b refused: needs 3 GiB, has 1 GiB")
-    assert len(story.sent(Undeploy)) == 2
+    assert story.sent(Undeploy) == []
     story.lose = nothing
-    story.tell(Offered(THREE))
+    story.tell(Offered((info("b"), info("c"))))
+    assert story.sent(Undeploy)[0] == ("dcnr.pnode.a.cmd", Undeploy(SESSION, Epoch(1)))
     assert (story.state, story.session.record.epoch) == (S.DONE, 2)
 
 
@@ -153,9 +178,9 @@ def test_a_network_that_fits_nowhere_waits_and_says_what_it_needs(story: Story) 
 def test_checkpoints_come_every_so_many_steps_and_hold_the_scaler_state() -> None:
     """With one PNode its own state, with two the trainer's: equal either way."""
     alone, two = trained(ONE, steps=5, checkpoint_every=2), trained(TWO, steps=5, checkpoint_every=2)
-    assert [c.step for c in alone.session.record.checkpoints] == [0, 2, 4, 5]
+    assert alone.kept == [2, 4, 5]
     assert alone.session.record.checkpoints == two.session.record.checkpoints
-    assert [c.scaler["updates"] for c in two.session.record.checkpoints] == [0, 2, 4, 5]
+    assert [c.scaler["updates"] for c in two.session.record.checkpoints] == [2, 4, 5]
 
 
 def test_a_last_step_that_is_a_checkpoint_anyway_is_saved_once() -> None:
@@ -226,35 +251,76 @@ def test_a_done_session_goes_on_when_asked_for_more_steps() -> None:
     assert (story.state, story.session.record.step, story.session.record.steps) == (S.DONE, 3, 3)
 
 
-def test_a_lost_pnode_suspends_the_session_at_its_last_checkpoint() -> None:
-    """The others let go; the reason names the PNode's fate and the step to resume from."""
-    story = Story(record(steps=50, checkpoint_every=2))
-    story.lose = lambda event: isinstance(event, BatchRead) and event.step > 5
-    story.tell(START, Offered(TWO))
-    assert story.session.step == 5
-    story.tell(Lost(PNodeId("c"), "never used"))
+def test_a_lost_pnode_makes_the_session_go_back_and_on() -> None:
+    """It waits, says why and where it goes back to, and is placed again with what is left: the losses are those of the quiet run."""
+    story = running(until=5, checkpoint_every=2, steps=8)
+    story.tell(Lost(C, "never used"))
     assert story.state is S.RUNNING
-    story.tell(Lost(PNodeId("b"), "PNode b has been silent for 3.0 s"))
-    assert (story.state, story.session.record.step) == (S.SUSPENDED, 4)
-    assert story.session.record.reason == "PNode b has been silent for 3.0 s; the last checkpoint is of step 4"
-    assert [subject for subject, _ in story.sent(Undeploy)] == ["dcnr.pnode.a.cmd", "dcnr.pnode.b.cmd"]
+    story.tell(Lost(B, "PNode b has been silent for 3.0 s"))
+    assert (story.state, story.session.record.step, story.session.record.recovers) == (S.WAITING, 4, True)
+    assert story.session.record.reason == "PNode b has been silent for 3.0 s; goes back to step 4"
+    story.lose = nothing
+    commands = story.tell(Offered(ONE))
+    assert next(c for c in commands if isinstance(c, Publish)) == Publish("dcnr.pnode.b.cmd", Undeploy(SESSION, FIRST))
+    deploy = story.sent(Deploy)[-1][1]
+    assert isinstance(deploy, Deploy)
+    assert (deploy.epoch, deploy.step, deploy.checkpoint) == (2, 4, "key4")
+    assert (story.state, story.rows) == (S.DONE, trained(TWO, steps=8).rows)
+    assert [(row.step, row.epoch) for row in story.measured(StepMetrics)] == [
+        *((n, 1) for n in range(1, 6)),
+        *((n, 2) for n in range(5, 9)),
+    ]
 
 
-def test_only_what_nobody_asked_for_is_a_fault() -> None:
-    """A lost PNode is one, until the session goes on; a suspension by request is none."""
-    story = Story(record(steps=50))
-    story.lose = lambda event: isinstance(event, BatchRead) and event.step > 2
+def test_a_survivor_keeps_its_nodes_and_is_not_told_to_let_go() -> None:
+    """Only what the lost PNode held moves."""
+    story = running()
+    before = dict(story.session.homes)
+    story.tell(Lost(B, "gone"))
+    assert story.session.uses(A, FIRST)
+    story.tell(Offered((info("a"), info("c"))))
+    assert {node: home for node, home in story.session.homes.items() if home == A} == {n: h for n, h in before.items() if h == A}
+    assert [subject for subject, _ in story.sent(Undeploy)] == ["dcnr.pnode.b.cmd"]
+
+
+def test_a_recovery_uses_fewer_pnodes_than_the_session_wants() -> None:
+    """That many are wanted for a start; a recovery waits only if nothing fits, and goes on when something does."""
+    story = running()
+    story.session.record = replace(story.session.record, pnodes=2)
+    story.tell(Lost(B, "gone"), Offered(()))
+    assert (story.state, story.session.record.reason) == (S.WAITING, "it needs 1 PNode and 0 can take work; start one with `dcnr-agent`")
+    story.tell(Offered(ONE))
+    assert story.state is S.RUNNING
+
+
+def test_a_pnode_lost_while_deploying_makes_the_session_be_placed_again(story: Story) -> None:
+    """A first start still wants as many PNodes as it did."""
+    story.session.record = replace(story.session.record, pnodes=2)
+    story.lose = lambda event: isinstance(event, Deployed)
+    story.tell(START, Offered(TWO), Lost(B, "PNode b was stopped"))
+    assert (story.state, story.session.record.reason) == (S.WAITING, "PNode b was stopped")
+    story.tell(Offered(ONE))
+    assert "needs 2 PNodes and 1 can take work" in story.session.reason
+    story.lose = nothing
+    story.tell(Offered((info("a"), info("c"))))
+    assert story.states[-1] == ("done", 4)
+
+
+def test_a_pnode_lost_while_suspending_leaves_the_session_at_its_last_checkpoint() -> None:
+    """Nobody would train it further anyway."""
+    story = Story(record(steps=50, checkpoint_every=2))
+    story.lose = lambda event: isinstance(event, StepReport) and event.step > 4
     story.tell(START, Offered(TWO))
-    story.tell(Lost(PNodeId("b"), "gone"))
-    assert (story.state, story.measured(SessionMetrics)[-1].fault) == (S.SUSPENDED, True)
-    story.tell(START)
-    assert (story.state, story.measured(SessionMetrics)[-1].fault) == (S.WAITING, False)
     story.tell(SUSPEND)
-    assert (story.state, story.measured(SessionMetrics)[-1].fault) == (S.SUSPENDED, False)
+    assert story.state is S.SUSPENDING
+    story.tell(Lost(B, "PNode b was stopped"))
+    assert (story.state, story.session.record.step) == (S.SUSPENDED, 4)
+    assert story.session.record.reason == "PNode b was stopped; the last checkpoint is of step 4"
+    assert story.sent(Undeploy)[0] == ("dcnr.pnode.a.cmd", Undeploy(SESSION, FIRST))
 
 
-def test_a_checkpoint_that_was_complete_just_before_the_end_counts() -> None:
-    """Its manifest was under way when the PNode died: it is written down, and the session stands at it."""
+def test_a_manifest_that_was_written_is_a_checkpoint_whatever_became_of_its_deployment() -> None:
+    """The session stands at it, and goes back to it."""
     story = Story(record(steps=50, checkpoint_every=2))
     kept: list[SessionEvent] = []
 
@@ -264,20 +330,21 @@ def test_a_checkpoint_that_was_complete_just_before_the_end_counts() -> None:
 
     story.lose = keep
     story.tell(START, Offered(TWO))
-    story.tell(Lost(PNodeId("b"), "gone"))
-    assert (story.state, story.session.record.step) == (S.SUSPENDED, 0)
+    story.tell(Lost(B, "gone"))
+    assert (story.state, story.session.record.step) == (S.WAITING, 0)
     assert story.tell(*kept) == [Store(story.session.record)]
-    assert (story.session.record.step, [c.step for c in story.session.record.checkpoints]) == (2, [0, 2])
+    assert (story.session.record.step, story.kept) == (2, [0, 2])
+    story.tell(ManifestWritten(SESSION, Epoch(0), CheckpointRecord(9, "of another life", {})))
+    assert story.session.record.step == 2
 
 
 def test_draining_moves_a_running_session_at_a_checkpoint() -> None:
-    """It saves, lets go, and waits to be placed anew without being reported as suspended."""
-    story = Story(record(steps=5))
-    story.lose = lambda event: isinstance(event, BatchRead) and event.step > 2
-    story.tell(START, Offered(TWO))
+    """It finishes what has begun, saves, and goes on elsewhere from there: no step is repeated."""
+    story = running(steps=5)
     story.lose = nothing
-    story.tell(Draining(PNodeId("b")))
-    assert story.states[-2:] == [("suspending", 2), ("waiting", 2)]
+    story.tell(Draining(B))
+    assert story.session.record.reason == "moves away from PNode b; goes on from step 2"
+    assert story.states[-2:] == [("running", 2), ("waiting", 2)]
     story.tell(Offered(ONE))
     assert (story.state, [row.step for row in story.measured(StepMetrics)]) == (S.DONE, [1, 2, 3, 4, 5])
 
@@ -285,8 +352,21 @@ def test_draining_moves_a_running_session_at_a_checkpoint() -> None:
 def test_draining_while_deploying_places_anew(story: Story) -> None:
     """Nothing is worth saving yet."""
     story.lose = lambda event: isinstance(event, Deployed)
-    story.tell(START, Offered(TWO), Draining(PNodeId("b")))
+    story.tell(START, Offered(TWO), Draining(B))
     assert story.state is S.WAITING
+
+
+def test_a_move_gives_way_to_a_request_to_suspend() -> None:
+    """The checkpoint that is coming serves for both."""
+    story = Story(record(steps=50))
+    story.lose = lambda event: isinstance(event, StepReport) and event.step > 2
+    story.tell(START, Offered(TWO))
+    story.tell(Draining(B))
+    assert (story.state, story.session.record.reason) == (S.RUNNING, "moves away from PNode b")
+    story.lose = nothing
+    story.tell(SUSPEND)
+    story.wait(1.0)
+    assert (story.state, story.session.record.reason) == (S.SUSPENDED, "suspended by request")
 
 
 def test_a_failure_ends_the_session_with_the_pnode_and_its_message(story: Story) -> None:
@@ -295,6 +375,59 @@ def test_a_failure_ends_the_session_with_the_pnode_and_its_message(story: Story)
     story.tell(START, Offered(TWO), Failed(PNodeId("b"), SESSION, Epoch(1), "node 'loss': broken", "Traceback"))
     assert (story.state, story.session.record.reason) == (S.FAILED, "PNode b: node 'loss': broken")
     assert story.pnodes.hosted == {}
+
+
+def test_trouble_of_the_world_is_gone_back_from_three_times() -> None:
+    """Without the PNode that had it, where that fits; a step that is done starts the count anew; the fourth time is the last."""
+    story = running(checkpoint_every=1)
+    lost = "the device is lost"
+
+    def fail() -> None:
+        story.tell(Failed(B, SESSION, story.session.record.epoch, lost, "Traceback", world=True))
+
+    fail()
+    assert story.session.record.reason == "PNode b: the device is lost; goes back to step 2"
+    story.tell(Offered(TWO))
+    assert story.session.hosts == {A}
+    story.lose = lambda event: isinstance(event, BatchRead) and event.step > 3
+    story.tell(BatchRead(SESSION, story.session.record.epoch, 3, tokens(7, 3, 4, 4)))
+    assert (story.session.step, story.session.setbacks) == (3, 0)
+    for _ in range(3):
+        fail()
+        story.tell(Offered(TWO))
+    assert story.state is S.RUNNING
+    fail()
+    assert (story.states[-1], story.session.record.reason) == (("failed", 3), "PNode b: the device is lost")
+
+
+def test_storage_that_refuses_is_told_and_stops_nothing() -> None:
+    """Training goes on; the trouble is over when a checkpoint is complete."""
+    story = running(until=3, checkpoint_every=4)
+    run = story.session.run
+    assert run is not None
+    run.checkpoints.expect(3, {}, story.now)
+    story.tell(SaveFailed(A, SESSION, FIRST, 3, "the disk is full"))
+    assert story.measured(SessionMetrics)[-1].reason == "PNode a could not save checkpoint 3, which is left out: the disk is full"
+    story.lose = lambda event: isinstance(event, BatchRead) and event.step > 4
+    story.tell(BatchRead(SESSION, FIRST, 4, tokens(7, 4, 4, 4)))
+    assert (story.session.step, story.kept, story.session.reason) == (4, [0, 4], "")
+    assert [c.steps for c in story.commands if isinstance(c, Prune)] == [(3,)]
+
+
+def test_a_checkpoint_of_an_earlier_deployment_is_not_removed_with_what_a_later_one_gave_up() -> None:
+    """It is complete, whatever came of saving it once more."""
+    story = running(until=5, checkpoint_every=4)
+    story.tell(Lost(B, "gone"))
+    story.lose = lambda event: (isinstance(event, Saved) and event.step == 5) or (isinstance(event, BatchRead) and event.step > 5)
+    story.tell(Offered(ONE))
+    epoch = story.session.record.epoch
+    at_5 = {"updates": 5, "loss_scale": 1.0, "good_steps": 5, "dynamic": False}
+    story.tell(ManifestWritten(SESSION, FIRST, CheckpointRecord(5, "key5", at_5)))
+    story.tell(SaveFailed(A, SESSION, epoch, 5, "the disk is full"))
+    story.lose = lambda event: isinstance(event, BatchRead) and event.step > 8
+    story.tell(*(BatchRead(SESSION, epoch, step, tokens(7, step, 4, 4)) for step in (6, 7, 8)))
+    assert story.kept == [4, 5, 8]
+    assert all(5 not in c.steps for c in story.commands if isinstance(c, Prune))
 
 
 def test_data_that_cannot_be_read_fails_the_session(story: Story) -> None:
@@ -318,7 +451,7 @@ def test_an_overflow_skips_the_step_everywhere_and_halves_the_scale() -> None:
     story = Story(record(steps=3, loss_scale=8.0), overflow=frozenset({2}))
     story.tell(START, Offered(TWO))
     decisions = [message for _, message in story.sent(Decision)]
-    assert [(d.step, d.skip, d.updates, d.next_loss_scale) for d in decisions if isinstance(d, Decision)] == [
+    assert [(d.step, d.skip, d.state["updates"], d.state["loss_scale"]) for d in decisions if isinstance(d, Decision)] == [
         (1, False, 1, 8.0), (2, True, 1, 4.0), (3, False, 2, 4.0),
     ]  # fmt: skip
     assert [(row.loss_scale, row.skipped) for row in story.measured(StepMetrics)] == [(8.0, False), (8.0, True), (4.0, False)]
@@ -397,7 +530,8 @@ def test_words_of_an_older_epoch_are_dropped_and_counted(story: Story) -> None:
 def test_a_manifest_that_cannot_be_written_is_tried_again(story: Story) -> None:
     """The session says why it is held up, and goes on when storage does."""
     story.lose = lambda event: isinstance(event, ManifestWritten)
-    story.tell(START, Offered(TWO), ManifestFailed(SESSION, Epoch(1), 0, "the disk is full"))
+    story.tell(START, Offered(TWO))
+    story.tell(ManifestFailed(SESSION, Epoch(1), 0, "the disk is full"))
     assert "the manifest of checkpoint 0 could not be written, trying again: the disk is full" in story.session.reason
     story.lose, story.now = nothing, story.now + 2.0
     story.tell(Tick())
@@ -414,10 +548,26 @@ def test_step_times_are_measured_between_completions(story: Story) -> None:
 
 def everything() -> Iterator[SessionEvent]:
     """One of each event, of the present epoch."""
-    a, one = PNodeId("a"), Epoch(1)
-    yield from (START, SUSPEND, Offered(ONE), Offered(()), Lost(a, "gone"), Draining(a), Tick(), Deployed(a, SESSION, one, 0, 1))
+    a, one = A, FIRST
     yield from (
+        START,
+        SUSPEND,
+        RebalanceSession(3, SESSION),
+        Offered(ONE),
+        Offered(THREE),
+        Offered(()),
+        Lost(a, "gone"),
+        Draining(a),
+        Tick(),
+    )
+    for hosted in (None, Hosted(SESSION, one, 0, 1, 1), Hosted(SESSION, Epoch(9), 0, 1, 1)):
+        yield Standing(info("a"), hosted)
+    yield from (
+        Deployed(a, SESSION, one, 0, 1),
         Refused(a, SESSION, one, "full"),
+        Refused(a, SESSION, one, "bad sha256", damaged=True),
+        SaveFailed(a, SESSION, one, 0, "the disk is full"),
+        Failed(a, SESSION, one, "the device is lost", "", world=True),
         Loss(a, SESSION, one, 1, 0, graph().nodes[-1].id, 0, 1.0),
         Failed(a, SESSION, one, "bad", ""),
     )
@@ -436,6 +586,10 @@ def in_state(state: SessionState) -> Story:
     match state:
         case S.CREATED:
             return story
+        case S.ADOPTING:
+            story.tell(START, Offered(TWO))
+            left = story.session
+            story.session = Session.taken_over(left.record, graph(), left.assignment, SETTINGS, story.now)
         case S.WAITING:
             story.tell(START)
         case S.SUSPENDED | S.SUSPENDING:
@@ -455,5 +609,42 @@ def test_every_event_in_every_state_keeps_to_the_table(state: SessionState, even
     """No event breaks the machine, and states change only as the table says."""
     story = in_state(state)
     story.lose = lambda _event: True
+    story.commands.clear()
     story.tell(event)
-    assert story.state is state or story.state in TRANSITIONS[state]
+    path = [str(state), *(told for told, _ in story.states)]
+    assert all(after == before or after in TRANSITIONS[SessionState(before)] for before, after in pairwise(path)), path
+
+
+def test_a_checkpoint_waits_for_its_step() -> None:
+    """Where the PNode decides alone its word of a step may be lost, and that of the checkpoint after it not: then it is asked for again."""
+    story = running(ONE, until=3, checkpoint_every=4)
+    story.lose = lambda event: (isinstance(event, StepDone) and event.step == 4) or (isinstance(event, BatchRead) and event.step > 4)
+    story.tell(BatchRead(SESSION, FIRST, 4, tokens(7, 4, 4, 4)))
+    assert (story.session.step, story.kept) == (3, [0])
+    story.lose = lambda event: isinstance(event, BatchRead) and event.step > 4
+    story.wait(3.0)
+    assert (story.session.step, story.kept) == (4, [0, 4])
+
+
+@pytest.mark.parametrize("suspended", [False, True])
+def test_with_its_last_checkpoint_a_session_is_done_whatever_became_of_its_deployment(suspended: bool) -> None:
+    """The PNode went before the last manifest was written: nothing is left to do."""
+    story = Story(record(steps=4))
+    story.lose = lambda event: isinstance(event, ManifestWritten) and event.checkpoint.step == 4
+    story.tell(START, Offered(ONE), Lost(A, "killed"), *([SUSPEND] if suspended else []))
+    assert (story.state, story.session.record.step) == (S.SUSPENDED if suspended else S.WAITING, 0)
+    last = CheckpointRecord(4, "key4", {"updates": 4, "loss_scale": 1.0, "good_steps": 4, "dynamic": False})
+    story.tell(ManifestWritten(SESSION, FIRST, last))
+    assert story.state is S.DONE
+
+
+def test_a_new_leader_ends_what_was_as_good_as_done() -> None:
+    """Its PNodes have let go already, and the old leader could not write down that it was done."""
+    story = trained(ONE, steps=4)
+    written = [c.record for c in story.commands if isinstance(c, Store) and isinstance(c.record, SessionRecord)][-2]
+    assert (written.state, written.step) == (S.RUNNING, 4)
+    assignment = next(c.record for c in story.commands if isinstance(c, Store) and isinstance(c.record, AssignmentRecord))
+    story.session = Session.taken_over(written, graph(), assignment, SETTINGS, story.now)
+    story.now += 3.0
+    story.tell(Tick())
+    assert story.state is S.DONE

@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from dataclasses import asdict
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from dcnr.bus import codec
+from dcnr.bus import codec, subjects
 from dcnr.bus.api import call
+from dcnr.bus.base import Bus
+from dcnr.bus.disconnect import TYPE
 from dcnr.bus.memory import MemoryBroker
-from dcnr.bus.messages import Deployed
+from dcnr.bus.messages import TRAINER, Deployed, Hop, Undeploy
 from dcnr.bus.transport import HopTransport
+from dcnr.clock import ManualClock
 from dcnr.errors import InvariantError, WorldError
-from dcnr.ids import Epoch, NetworkId, PNodeId
+from dcnr.ids import Epoch, NetworkId, NodeId, PNodeId
 from dcnr.orchestrator.api import Verb
-from dcnr.orchestrator.leader import BUCKET, KEY, Holder
-from dcnr.orchestrator.shell import RecordWriter, Shell, answering
-from dcnr.orchestrator.state import NetworkRecord, Record
+from dcnr.orchestrator.cluster import Cluster
+from dcnr.orchestrator.commands import Publish, SendHop, SetPeers
+from dcnr.orchestrator.commands import Store as StoreRecord
+from dcnr.orchestrator.fleet import CUT_OFF
+from dcnr.orchestrator.leader import BUCKET, KEY, Holder, Lease, LeaseLost
+from dcnr.orchestrator.session import Settings
+from dcnr.orchestrator.shell import EPOCHS, Outside, Term, answering, probe
+from dcnr.orchestrator.state import Records, SessionState
 from dcnr.orchestrator.store import Store
-from tests.orchestrator.fakes import NETWORK, SESSION
-from tests.orchestrator.running import PATIENCE, fake_agents, make_data, orchestrator, user
+from dcnr.storage.base import open_storage
+from dcnr.storage.file import Buffer, FileStorage
+from tests.orchestrator.fakes import NETWORK, SESSION, info, record
+from tests.orchestrator.running import PATIENCE, User, fake_agents, make_data, orchestrator, user
 
 RUN: dict[str, Any] = {
     "network": "small",
@@ -36,12 +49,26 @@ RUN: dict[str, Any] = {
 }
 
 
-class FastClock:
-    """Ten seconds a second."""
+class Broken(FileStorage):
+    """Storage that neither takes nor gives anything."""
 
-    def now(self) -> float:
-        """Seconds."""
-        return time.monotonic() * 10
+    async def put(self, key: str, *data: Buffer) -> None:
+        """No room."""
+        raise WorldError(f"{key}: no room")
+
+    async def sizes(self, prefix: str) -> dict[str, int]:
+        """No answer."""
+        raise WorldError(f"{prefix}: no answer")
+
+
+def hop_to(pnode: str) -> SendHop:
+    """A hop of nobody's session."""
+    payload = np.zeros((1, 4), np.int64)
+    header = Hop(
+        NetworkId("small"), SESSION, Epoch(1), 1, 0, 0, "fwd", TRAINER, 0, ((NodeId("embed"), 0),), PNodeId("one"), "int64",
+        payload.shape, 0.0,
+    )  # fmt: skip
+    return SendHop(PNodeId(pnode), header, payload)
 
 
 async def leader_of(broker: MemoryBroker) -> str:
@@ -73,16 +100,9 @@ async def test_of_two_orchestrators_one_leads_and_the_other_takes_over(tmp_path:
 async def test_a_standby_takes_over_from_a_leader_that_vanished(tmp_path: Path) -> None:
     """A lease that nobody renews is taken by the follower's clock."""
     broker = MemoryBroker()
-    bus = broker.connect()
-    await (await bus.kv(BUCKET)).put(KEY, codec.pack(asdict(Holder("dead", 0.0))))
-    me = PNodeId("heir")
-    transport = HopTransport(broker.connect(), me, "elsewhere", lambda _hop, _payload: None)
-    task = asyncio.create_task(Shell(bus, transport, tmp_path, me, FastClock()).run())
-    async with user(broker):
+    await (await broker.connect().kv(BUCKET)).put(KEY, codec.pack(asdict(Holder("dead", 0.0))))
+    async with orchestrator(broker, tmp_path, "heir"), user(broker):
         assert await leader_of(broker) == "heir"
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    await transport.close()
 
 
 async def test_a_leader_whose_lease_is_taken_stands_by(tmp_path: Path) -> None:
@@ -101,30 +121,152 @@ async def test_a_leader_whose_lease_is_taken_stands_by(tmp_path: Path) -> None:
         assert (await asked.ask("cluster.info"))["orchestrator"] == "orchestrator"
 
 
-async def test_a_session_that_ran_when_everything_stopped_is_suspended_and_resumable(tmp_path: Path) -> None:
-    """From the buckets alone; the reason and the step say what happened, and the next epoch is a new one."""
+async def until_saved(asked: User, step: int) -> None:
+    """Wait until session `s` has a complete checkpoint of `step` or later."""
+    async with asyncio.timeout(PATIENCE):
+        while max((await asked.ask("session.show", session="s"))["checkpoints"], default=0) < step:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_new_leader_goes_on_where_the_old_one_left_no_step_lost_and_none_done_twice(tmp_path: Path) -> None:
+    """The PNodes hold everything; the rows of the new leader begin with the last step of the old one, or soon after it."""
+    make_data(tmp_path)
+    broker = MemoryBroker()
+    async with fake_agents(broker, "a", "b"):
+        async with orchestrator(broker, tmp_path, "one"), user(broker) as asked:
+            await asked.ask("network.create", file=NETWORK)
+            await asked.ask("session.create", **RUN)
+            await until_saved(asked, 4)
+            before, old = await asked.ask("session.show", session="s"), asked.steps
+        async with orchestrator(broker, tmp_path, "two"), user(broker) as asked:
+            await asked.until(lambda: len(asked.steps) >= 10)
+            after = await asked.ask("session.show", session="s")
+            assert after["epoch"] == before["epoch"]
+            steps = [row.step for row in asked.steps]
+            assert old[-1].step <= steps[0]
+            assert steps == list(range(steps[0], steps[0] + len(steps)))
+            await asked.ask("session.suspend", session="s")
+            await asked.until_state("suspended")
+
+
+async def test_a_session_whose_pnodes_went_with_the_orchestrator_waits_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    """From the buckets and storage alone, as soon as there is a PNode; its epochs are larger than all of the earlier leader."""
     make_data(tmp_path)
     broker = MemoryBroker()
     async with orchestrator(broker, tmp_path), user(broker) as asked, fake_agents(broker, "a", "b"):
         await asked.ask("network.create", file=NETWORK)
         await asked.ask("session.create", **RUN)
-        async with asyncio.timeout(PATIENCE):
-            while max((await asked.ask("session.show", session="s"))["checkpoints"], default=0) < 4:
-                await asyncio.sleep(0.01)
+        await until_saved(asked, 4)
+        before = await asked.ask("session.show", session="s")
     async with orchestrator(broker, tmp_path), user(broker) as asked:
-        shown = await asked.ask("session.show", session="s")
-        assert shown["state"] == "suspended"
-        assert "the orchestrator stopped while it was running" in shown["reason"]
-        assert shown["step"] == shown["checkpoints"][-1] >= 2
+        await asked.until_state("waiting")
         async with fake_agents(broker, "c"):
-            await asked.ask("session.resume", session="s")
             await asked.until(lambda: len(asked.steps) >= 2)
-            again = await asked.ask("session.show", session="s")
-            assert asked.steps[0].step - 1 >= shown["step"]
-            assert asked.steps[0].step - 1 in again["checkpoints"]
-            assert again["epoch"] > shown["epoch"]
+            after = await asked.ask("session.show", session="s")
+            assert after["epoch"] // EPOCHS > before["epoch"] // EPOCHS > 0
+            assert before["checkpoints"][-1] < asked.steps[0].step
             await asked.ask("session.suspend", session="s")
             await asked.until_state("suspended")
+
+
+async def test_a_session_whose_network_no_longer_loads_fails_and_the_leader_goes_on(tmp_path: Path) -> None:
+    """With the reason; it may have been written by a version that knew more."""
+    broker = MemoryBroker()
+    store = await Store.open(broker.connect(), 1)
+    await store.put(replace(record(), network_file="nodes: 7", state=SessionState.WAITING))
+    async with orchestrator(broker, tmp_path), user(broker) as asked:
+        shown = await asked.ask("session.show", session="s")
+        assert shown["state"] == "failed"
+        assert "small.yml" in shown["reason"]
+
+
+@asynccontextmanager
+async def leading(bus: Bus, folder: Path, clock: ManualClock) -> AsyncIterator[Term]:
+    """A term without sessions, which only performs what a test tells it to."""
+    lease = Lease(await bus.kv(BUCKET), "one", clock)
+    await lease.acquire()
+    transport = HopTransport(bus, PNodeId("one"), "elsewhere", lambda _hop, _payload: None)
+    outside = Outside(bus, transport, FileStorage(folder), folder, PNodeId("one"), clock)
+    cluster = Cluster(Records(), {}, Settings(outside.me, outside.storage.url), clock.now())
+    async with asyncio.TaskGroup() as group:
+        yield Term(outside, cluster, await Store.open(bus, lease.term), lease, group)
+    await transport.close()
+
+
+async def test_a_leader_that_was_stopped_for_long_performs_nothing(tmp_path: Path) -> None:
+    """Another may lead by then: it knows that before the first command, whatever it is."""
+    bus, clock, heard = MemoryBroker().connect(), ManualClock(), list[bytes]()
+    await bus.subscribe("dcnr.>", heard.append)
+    async with leading(bus, tmp_path, clock) as term:
+        term.perform(SetPeers(()))
+        clock.advance(20.0)
+        for command in (SetPeers(()), Publish("dcnr.pnode.a.cmd", Undeploy(SESSION, Epoch(1))), StoreRecord(record())):
+            with pytest.raises(LeaseLost):
+                term.perform(command)
+    await bus.close()
+    assert heard == []
+
+
+async def test_hops_to_a_pnode_that_is_gone_are_dropped(tmp_path: Path) -> None:
+    """Nobody waits for them; a PNode that comes back begins with none."""
+    bus = MemoryBroker().connect()
+    async with leading(bus, tmp_path, ManualClock()) as term:
+        term.perform(SetPeers((info("a"), info("b"))))
+        term.perform(hop_to("a"))
+        term.perform(hop_to("b"))
+        term.perform(SetPeers((info("b"),)))
+        assert term._hops.keys() == {"b"}
+        term.perform(SetPeers(()))
+    await bus.close()
+
+
+async def test_storage_that_takes_nothing_does_not_keep_an_orchestrator_from_leading(tmp_path: Path) -> None:
+    """A full disk stops no training, and a storage that cannot be read stops no takeover."""
+    broker = MemoryBroker()
+    store = await Store.open(broker.connect(), 1)
+    await store.put(replace(record(), state=SessionState.RUNNING, epoch=Epoch(1)))
+    async with orchestrator(broker, tmp_path, storage=Broken(tmp_path)), user(broker) as asked:
+        assert (await asked.ask("session.show", session="s"))["state"] in ("adopting", "waiting")
+
+
+async def test_pnodes_are_told_of_a_blob_that_shows_whether_they_see_the_same_folder(tmp_path: Path) -> None:
+    """It is there while there is a leader; what a killed one left is removed by the next; a storage in the network needs none."""
+    storage = FileStorage(tmp_path)
+    await storage.put("probes/old", b"")
+    async with probe(storage) as key:
+        assert key is not None
+        assert await storage.list("probes/") == [key]
+    assert await storage.list("probes/") == []
+    async with probe(open_storage("s3://bucket")) as key:
+        assert key is None
+
+
+async def test_a_pnode_that_is_gone_is_found_by_its_silence_and_sooner_by_the_news_of_the_server(tmp_path: Path) -> None:
+    """The leader hears itself, so silence counts; each has its reason in words. News of other connections change nothing."""
+    broker = MemoryBroker()
+    bus = broker.connect()
+    async with orchestrator(broker, tmp_path), user(broker) as asked:
+        async with fake_agents(broker, "a", "b"):
+            await until_pnodes(asked, a="alive", b="alive")
+        for name in ("b-control", "a-tensors", "c-control", ""):
+            client = {"name": name, "id": 7}
+            await bus.publish(subjects.DISCONNECTS, json.dumps({"type": TYPE, "client": client, "reason": "Client Closed"}).encode())
+        shown = await until_pnodes(asked, b="dead")
+        assert CUT_OFF in shown["b"]["reason"]
+        assert shown["a"]["state"] != "dead"
+        shown = await until_pnodes(asked, a="dead")
+        assert "silent for 3" in shown["a"]["reason"]
+    await bus.close()
+
+
+async def until_pnodes(asked: User, **states: str) -> dict[str, dict[str, Any]]:
+    """Wait until PNodes are in these states; what is shown of all of them then."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            shown = {row["pnode"]: row for row in (await asked.ask("pnode.list"))["pnodes"]}
+            if all(name in shown and shown[name]["state"] == state for name, state in states.items()):
+                return shown
+            await asyncio.sleep(0.01)
 
 
 async def test_messages_that_break_the_protocol_change_nothing(tmp_path: Path) -> None:
@@ -136,6 +278,8 @@ async def test_messages_that_break_the_protocol_change_nothing(tmp_path: Path) -
         for data in (b"", b"\xff" * 100, report):
             await bus.publish("dcnr.net.small.report", data)
             await bus.publish("dcnr.pnode.a.heartbeat", data)
+            await bus.publish("dcnr.peer.orchestrator.echo", data)
+            await bus.publish(subjects.DISCONNECTS, data)
         assert (await asked.ask("pnode.list")) == {"pnodes": []}
         assert (await asked.ask("session.list")) == {"sessions": []}
 
@@ -154,46 +298,3 @@ async def test_a_bug_in_a_verb_is_an_answer() -> None:
     with pytest.raises(InvariantError, match=r"some\.verb failed inside the orchestrator: ZeroDivisionError: oops"):
         await call(bus, "some.verb")
     await bus.close()
-
-
-class Unwilling(Store):
-    """A store that fails `failures` times, and remembers what it took."""
-
-    def __init__(self, failures: int) -> None:
-        super().__init__({})
-        self.failures = failures
-        self.taken: list[int] = []
-
-    async def put(self, record: Record) -> None:
-        """Fail, or take the record."""
-        if self.failures:
-            self.failures -= 1
-            raise WorldError("no answer")
-        assert isinstance(record, NetworkRecord)
-        self.taken.append(record.revision)
-
-
-async def test_a_record_is_written_again_until_the_bus_takes_it_and_only_its_newest_value() -> None:
-    """Three changes while the bus is away are one write."""
-    store = Unwilling(failures=1)
-    writer = RecordWriter(store)
-    for revision in (1, 2, 3):
-        writer.put(NetworkRecord(NetworkId("small"), "", "", 1, 1, revision))
-    task = asyncio.create_task(writer.run())
-    async with asyncio.timeout(PATIENCE):
-        while not store.taken:
-            await asyncio.sleep(0.01)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    assert store.taken == [3]
-
-
-async def test_nobody_waits_for_a_record_that_will_not_be_written() -> None:
-    """An orchestrator that stops says so to whoever asked last."""
-    writer = RecordWriter(Unwilling(failures=1000))
-    writer.put(NetworkRecord(NetworkId("small"), "", "", 1, 1, 1))
-    waiting = asyncio.create_task(writer.settled())
-    await asyncio.sleep(0)
-    writer.give_up()
-    with pytest.raises(WorldError, match="before everything was written"):
-        await waiting

@@ -17,7 +17,7 @@ from tests.orchestrator.fakes import SESSION, graph, info, record
 
 def cluster() -> Cluster:
     """One session deploying to PNode a, which says that it hosts three VNodes of it."""
-    one = Cluster(Records(), Settings(PNodeId("trainer-1"), "file:///data"), 0.0)
+    one = Cluster(Records(), {}, Settings(PNodeId("trainer-1"), "file:///data"), 0.0)
     one.handle(Heard(Heartbeat(replace(info("a"), memory_used=5), ())), 0.0)
     one.handle(CreateSession(1, record(), graph()), 0.1)
     links = (PeerLink(PNodeId("b"), "tcp", 1234.5),)
@@ -44,7 +44,7 @@ def test_a_session_shows_its_assignment_while_it_has_one() -> None:
     """By the ids of the prepared graph."""
     shown = views.session_details(cluster().sessions[SESSION])
     assert shown["assignment"] == {"embed": "a", "act": "a", "loss": "a"}
-    assert (shown["state"], shown["fault"], shown["epoch"], shown["steps"]) == ("deploying", False, 1, 4)
+    assert (shown["state"], shown["epoch"], shown["steps"]) == ("deploying", 1, 4)
 
 
 def test_a_pnode_shows_what_it_last_said_and_what_it_is_to_hold() -> None:

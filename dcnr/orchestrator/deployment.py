@@ -1,0 +1,217 @@
+"""One deployment of a session: everyone deploys, step 0 is saved, and then it trains, until its last step is saved or it cannot go on.
+
+Rule 1: `Deploy` is repeated every 2 s to those that have not answered it; nothing is fed before everyone has.
+Rule 2: from the seed, the state before step 1 is saved first. When everything that may be fed is decided, the state is saved, unless it is.
+Rule 3: a part of a checkpoint counts when its step is known to be done; one that comes earlier is asked for again.
+Rule 4: it acts on what it hears of its own epoch, and says in `outcome` what the session has to decide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from dcnr.bus import subjects
+from dcnr.bus.messages import Deploy, Deployed, Hosted, Loss, Saved, SaveFailed, StepDone, StepReport
+from dcnr.errors import InvariantError
+from dcnr.ids import PNodeId
+from dcnr.optim.decide import ScalerState
+from dcnr.orchestrator.checkpoints import REPEAT_AFTER, Checkpoints
+from dcnr.orchestrator.commands import Command, Publish
+from dcnr.orchestrator.events import BatchRead, ManifestFailed, ManifestWritten, Standing, Tick
+from dcnr.orchestrator.failover import Found
+from dcnr.orchestrator.state import SessionRecord
+from dcnr.orchestrator.trainer import Plan, Trainer, scaler_fields
+from dcnr.orchestrator.watchdog import Again, GiveUp, Sight, Watchdog
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """It trains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Everything that was to be done is done and saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hopeless:
+    """Going on makes no sense."""
+
+    reason: str
+
+
+Outcome = Begun | Settled | Hopeless | GiveUp
+RunEvent = Deployed | Loss | StepReport | StepDone | Saved | SaveFailed | BatchRead | ManifestWritten | ManifestFailed | Standing | Tick
+
+
+class Deployment:
+    """The machine of one deployment. `moving`: why it is divided anew at the checkpoint that it is coming to; empty if it is not."""
+
+    def __init__(self, record: SessionRecord, deploy: Deploy, plan: Plan, scaler: ScalerState, now: float) -> None:
+        kernel = "; ".join(sorted({f"{info.backend} on {info.device}" for info in deploy.peers}))
+        self.deploy = deploy
+        self.trainer = Trainer(plan, deploy.step, scaler, now)
+        self.checkpoints = Checkpoints(record, deploy, kernel)
+        self.watchdog = Watchdog(plan.hosts, deploy.step, now)
+        self.trains = False
+        self.moving = ""
+        self.steps = 0
+        """Steps done in this deployment."""
+        self.outcome: Outcome | None = None
+        """For the session to take."""
+        self._owing = set(plan.hosts)
+        """Those that have not answered their deploy."""
+        self._repeat_at = now + REPEAT_AFTER
+
+    @property
+    def hosts(self) -> tuple[PNodeId, ...]:
+        """Its PNodes, by name."""
+        return self.trainer.hosts
+
+    def deploys(self) -> list[Command]:
+        """The word to those that have not answered it."""
+        return [Publish(subjects.command(pnode), self.deploy) for pnode in sorted(self._owing)]
+
+    def adopt(self, found: Found, now: float) -> list[Command]:
+        """It is one that an earlier leader left: nothing is known of it but where its PNodes stand."""
+        if found.last is None:
+            self.trainer.renew(found.attempt)
+            return self.deploys()
+        self.trains = True
+        self._owing.clear()
+        self.trainer.begin(now)
+        return self._after(self.trainer.take_over(found.last, found.attempt, now), now)
+
+    def stop(self, now: float) -> list[Command]:
+        """Come to an end at a checkpoint, after the steps that have begun."""
+        self.trainer.stop()
+        return self._save_if_idle(now)
+
+    def handle(self, event: RunEvent, now: float) -> list[Command]:
+        """Take one event of this epoch."""
+        match event:
+            case Deployed(pnode):
+                return self._deployed(pnode, now)
+            case Loss():
+                return self.trainer.lost(event)
+            case StepReport():
+                return self._after(self.trainer.reported(event, now), now)
+            case StepDone():
+                return self._after(self.trainer.decided(event, now), now)
+            case BatchRead(step=step, tokens_BS=tokens_BS):
+                return self.trainer.batch_read(step, tokens_BS)
+            case Saved():
+                return self._saved(event, now)
+            case SaveFailed():
+                self.checkpoints.failed(event)
+                return []
+            case ManifestWritten(checkpoint=checkpoint):
+                return self._written(checkpoint.step, now)
+            case ManifestFailed(step=step, message=message):
+                self.checkpoints.unwritten(step, message, now)
+                return []
+            case Standing(info, hosted):
+                return self._standing(info.pnode, hosted, now)
+            case Tick():
+                return self._repeat(now) + self._watch(now)
+            case _:
+                assert_never(event)
+
+    def deadline(self) -> float:
+        """When something is to be repeated, or stands still."""
+        times = (self._repeat_at if self._owing else None, self.checkpoints.deadline(), self.watchdog.deadline())
+        return min(time for time in times if time is not None)
+
+    def validate(self) -> None:
+        """Raise `InvariantError` if the state contradicts itself."""
+        self.checkpoints.validate()
+        self.watchdog.validate()
+        name = self.deploy.session
+        if self.trainer.done > self.deploy.total_steps:
+            raise InvariantError(f"session {name} did step {self.trainer.done} of {self.deploy.total_steps}")
+        if self._owing and self.trains:
+            raise InvariantError(f"session {name} trains, and is not deployed to {', '.join(sorted(self._owing))}")
+        if self.outcome is not None:
+            raise InvariantError(f"nobody took it that session {name} has come to {self.outcome}")
+
+    def _deployed(self, pnode: PNodeId, now: float) -> list[Command]:
+        if pnode not in self._owing:
+            return []
+        self._owing.discard(pnode)
+        if self._owing:
+            return []
+        return self._begin(now) if self.checkpoints.has(self.trainer.done) else self._save(now)
+
+    def _begin(self, now: float) -> list[Command]:
+        self.trains, self.outcome = True, Begun()
+        self.trainer.begin(now)
+        return self.trainer.pump()
+
+    def _saved(self, saved: Saved, now: float) -> list[Command]:
+        """A checkpoint waits for its step: whoever went back to one that is complete would never hear of steps before it again."""
+        if saved.step <= self.trainer.done:
+            return self.checkpoints.saved(saved, now)
+        if self.trainer.plan.decides and saved.state is not None:
+            self.checkpoints.expect(saved.step, saved.state, now)  # and it is asked for again
+        return []
+
+    def _written(self, step: int, now: float) -> list[Command]:
+        awaited = step == self.checkpoints.wanted
+        self.checkpoints.written(step)
+        if not awaited:
+            return []
+        if not self.trains:
+            return self._begin(now)
+        self.outcome = Settled()
+        return []
+
+    def _after(self, commands: list[Command], now: float) -> list[Command]:
+        """What follows from the steps that were done, if any were."""
+        trainer = self.trainer
+        done = trainer.done - self.deploy.step
+        if done == self.steps:
+            return commands
+        self.steps = done
+        decision = trainer.decision
+        if decision and decision.save and decision.step == trainer.done:
+            self.checkpoints.expect(trainer.done, scaler_fields(trainer.scaler), now)
+        if trainer.hopeless:
+            self.outcome = Hopeless(trainer.hopeless)
+        return [*commands, *self._save_if_idle(now)]
+
+    def _save_if_idle(self, now: float) -> list[Command]:
+        return self._save(now) if self.trainer.idle and self.checkpoints.wanted is None and self.outcome is None else []
+
+    def _save(self, now: float) -> list[Command]:
+        step = self.trainer.done
+        if self.checkpoints.has(step):
+            self.outcome = Settled()
+            return []
+        return self.checkpoints.want(step, scaler_fields(self.trainer.scaler), now)
+
+    def _repeat(self, now: float) -> list[Command]:
+        commands = self.checkpoints.repeat(now)
+        if not self._owing or now < self._repeat_at:
+            return commands
+        self._repeat_at = now + REPEAT_AFTER
+        return commands + self.deploys()
+
+    def _standing(self, pnode: PNodeId, hosted: Hosted | None, now: float) -> list[Command]:
+        if hosted is None or hosted.epoch != self.deploy.epoch or pnode not in self.hosts:
+            return self._watch(now)
+        self.watchdog.heard(pnode, hosted, now)
+        taken = self._after(self.trainer.take(hosted.last, now), now) if hosted.last and self.trains else []
+        return taken + self._watch(now)
+
+    def _watch(self, now: float) -> list[Command]:
+        sight = Sight(self.trainer.done, self.trainer.news, self.trainer.under_way and self.trains, self._owing)
+        match self.watchdog.verdict(sight, now):
+            case Again():
+                return self.trainer.again()
+            case GiveUp() as verdict:
+                self.outcome = self.outcome or verdict
+                return []
+            case None:
+                return []
