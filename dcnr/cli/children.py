@@ -3,6 +3,8 @@
 Rule 1: every child leads a process group of its own, so Ctrl-C in the terminal reaches only this process, which then stops them in order.
 Rule 2: each group is told to a guard (cli/guard), which ends it should this process be killed.
 Rule 3: the guard holds the lock too, so a directory is free only when the last child is gone.
+Rule 4: one that died can be started again under its name. Each death soon after a start makes the pause before the next start longer; one
+that ends by itself so often is given up. Whom somebody kills is never given up.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +26,12 @@ from dcnr.errors import DcnrError, UserError
 
 USER_ERROR = 2
 """Exit code of our programs for what the user can mend."""
+SOON = 10.0
+"""Seconds of life that count as none."""
+PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0)
+"""Seconds before a start: the first after a life, the others after one, two … deaths soon after a start."""
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM)
+"""Exit codes of those that did not end by themselves."""
 
 
 class DirectoryLock:
@@ -90,12 +99,28 @@ class Guard:
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
-    """One running part of a cluster."""
+class Recipe:
+    """How a child is started."""
 
     name: str
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One running part of a cluster. `deaths`: how many before it died soon after their start, one after the other."""
+
+    recipe: Recipe
     process: asyncio.subprocess.Process
     log: Path
+    born: float
+    deaths: int = 0
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.recipe.name
 
     def epitaph(self) -> str:
         """How it ended, in one line."""
@@ -112,7 +137,7 @@ class Child:
 
 
 class Children:
-    """Starts, watches and stops child processes. Logs go to `log_dir`, one file for each."""
+    """Starts, watches and stops child processes. Logs go to `log_dir`, one file for each name."""
 
     def __init__(self, guard: Guard, log_dir: Path) -> None:
         self._guard = guard
@@ -122,31 +147,45 @@ class Children:
     async def start(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> Child:
         """Start one; `env` is added to our own environment."""
         self._log_dir.mkdir(parents=True, exist_ok=True)
-        path = self._log_dir / f"{name}.log"
-        with path.open("wb") as log:
+        self._log(name).unlink(missing_ok=True)
+        return await self._start(Recipe(name, tuple(command), env), 0)
+
+    async def again(self, dead: Child) -> Child:
+        """Start one that died once more, after the pause that is due; its log goes on."""
+        deaths = soon_again(dead)
+        await asyncio.sleep(PAUSES[min(deaths, len(PAUSES) - 1)])
+        return await self._start(dead.recipe, deaths)
+
+    async def _start(self, recipe: Recipe, deaths: int) -> Child:
+        path = self._log(recipe.name)
+        with path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **env}, start_new_session=True
+                *recipe.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **recipe.env}, start_new_session=True
             )
         self._guard.born(process.pid)
-        child = Child(name, process, path)
-        self._running[name] = child
+        child = self._running[recipe.name] = Child(recipe, process, path, time.monotonic(), deaths)
+        return child
+
+    async def death(self, name: str) -> Child:
+        """Wait until the one of that name ends."""
+        child = self._running[name]
+        await child.process.wait()
+        self._forget(child)
         return child
 
     async def next_death(self) -> Child:
-        """Wait until one ends that was not asked to."""
-        waits = {asyncio.ensure_future(child.process.wait()): child for child in self._running.values()}
+        """Wait until any of them ends."""
+        waits = [asyncio.ensure_future(self.death(name)) for name in self._running]
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
-        child = waits[done.pop()]
-        self._forget(child)
-        return child
+        return done.pop().result()
 
     async def stop(self, names: Sequence[str], patience: float) -> None:
         """Ask some to end, wait at most `patience` seconds, then end them by force."""
-        children = [self._running[name] for name in names if name in self._running]
+        children = [self._running.pop(name) for name in names if name in self._running]
         for child in children:
             _signal(child, signal.SIGTERM)
         waits = [asyncio.ensure_future(child.process.wait()) for child in children]
@@ -156,7 +195,7 @@ class Children:
             _signal(child, signal.SIGKILL)
         await asyncio.gather(*waits)
         for child in children:
-            self._forget(child)
+            self._guard.reaped(child.process.pid)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -170,6 +209,19 @@ class Children:
     def _forget(self, child: Child) -> None:
         self._guard.reaped(child.process.pid)
         self._running.pop(child.name, None)
+
+    def _log(self, name: str) -> Path:
+        return self._log_dir / f"{name}.log"
+
+
+def soon_again(dead: Child) -> int:
+    """How many of its name have died soon after their start, up to this one."""
+    return dead.deaths + 1 if time.monotonic() - dead.born < SOON else 0
+
+
+def is_hopeless(dead: Child) -> bool:
+    """Whether one more start makes no sense: it ended by itself, time after time."""
+    return dead.process.returncode not in _KILLED and soon_again(dead) >= len(PAUSES)
 
 
 def _signal(child: Child, number: signal.Signals) -> None:

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
+from dcnr import log
 from dcnr.bus.api import call
 from dcnr.bus.base import Bus
 from dcnr.cli.output import OnProgress, in_thread
@@ -29,6 +30,7 @@ TIDY_UP = 1.0
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a command's coroutine. Ctrl-C cancels it and ends the program with code 130, without a second lost on taking Python down."""
+    log.configure(level="warning")  # what the bus says of its connection goes to stderr, never between results
     try:
         return asyncio.run(_interruptible(work))
     except asyncio.CancelledError:

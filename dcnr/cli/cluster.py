@@ -2,7 +2,8 @@
 
 Rule 1: with `NATS_URL` set no server is started; orchestrator and agents join that one.
 Rule 2: it is ready when every agent was heard, and the orchestrator lists it as alive.
-Rule 3: server or orchestrator gone is the end; a dead agent is a line, and the end only if it was the last.
+Rule 3: while it starts, a death is the end. Later whoever dies is started again in its place, under its name, and that is a line; one that
+ends by itself time after time is the end (cli/children).
 Rule 4: a stop takes at most `AGENT_PATIENCE + SERVER_PATIENCE` seconds.
 """
 
@@ -11,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
+from urllib.parse import urlsplit
 
 import click
 
@@ -25,7 +28,7 @@ from dcnr.bus.codec import decode
 from dcnr.bus.lanes import segment
 from dcnr.bus.messages import Heartbeat
 from dcnr.bus.server import NatsServer
-from dcnr.cli.children import Child, Children, DirectoryLock, Guard
+from dcnr.cli.children import PAUSES, SOON, Children, DirectoryLock, Guard, is_hopeless
 from dcnr.cli.client import connection
 from dcnr.config import from_environment
 from dcnr.errors import BusUnavailable, DcnrError, WorldError
@@ -56,7 +59,8 @@ class LocalCluster:
         self._backend = backend
         self._devices = devices
         self.url = os.environ.get("NATS_URL", "")
-        self._server = None if self.url else NatsServer(from_environment(self._data_dir).nats_store, port)
+        self._store = from_environment(self._data_dir).nats_store
+        self._server = None if self.url else NatsServer(self._store, port)
         suffix = "" if self._server else f"-{os.getpid()}"
         self.agents = tuple(f"agent-{index + 1}{suffix}" for index in range(agents))
 
@@ -67,7 +71,7 @@ class LocalCluster:
         self._children = Children(self._guard, self._data_dir / "logs")
         try:
             await self._start()
-            await self._run_beside(self._wait_until_ready(), _fail)
+            await self._run_beside(self._wait_until_ready(), self._fail_with_server(), self._fail_with_children())
         except BaseException:
             await self._stop()
             raise
@@ -77,42 +81,71 @@ class LocalCluster:
         await self._stop()
 
     async def run_beside(self, work: Coroutine[Any, Any, T], note: Note) -> T:
-        """Do `work` while the children live. A death that ends the cluster cancels it and is raised as `DcnrError`."""
-        return await self._run_beside(work, lambda child: note(child.epitaph()))
+        """Do `work` while the children live, or live again. One that cannot cancels it and is raised as `DcnrError`."""
+        return await self._run_beside(work, self._keep_server(note), *(self._keep_child(name, note) for name in self._children.names))
 
-    async def _run_beside(self, work: Coroutine[Any, Any, T], tell: Callable[[Child], object]) -> T:
+    async def _run_beside(self, work: Coroutine[Any, Any, T], *watches: Coroutine[Any, Any, NoReturn]) -> T:
         working = asyncio.ensure_future(work)
-        watches = [asyncio.ensure_future(self._watch_server()), asyncio.ensure_future(self._watch_children(tell))]
+        watching = [asyncio.ensure_future(watch) for watch in watches]
         try:
-            await asyncio.wait([working, *watches], return_when=asyncio.FIRST_COMPLETED)
-            for watch in watches:
+            await asyncio.wait([working, *watching], return_when=asyncio.FIRST_COMPLETED)
+            for watch in watching:
                 if watch.done() and not working.done():
                     watch.result()
         finally:
-            for task in (working, *watches):
+            for task in (working, *watching):
                 task.cancel()
-            await asyncio.gather(working, *watches, return_exceptions=True)
+            await asyncio.gather(working, *watching, return_exceptions=True)
         return working.result()
 
-    async def _watch_server(self) -> NoReturn:
+    async def _fail_with_children(self) -> NoReturn:
+        raise (await self._children.next_death()).failure()
+
+    async def _fail_with_server(self) -> NoReturn:
+        await self._server_death()
+        raise DcnrError("nats-server ended", self._server_log)
+
+    async def _keep_child(self, name: str, note: Note) -> NoReturn:
+        while True:
+            dead = await self._children.death(name)
+            if is_hopeless(dead):
+                raise dead.failure()
+            note(f"{dead.epitaph()}; it is started again")
+            await self._children.again(dead)
+
+    async def _keep_server(self, note: Note) -> NoReturn:
+        deaths = 0
+        while True:
+            born = time.monotonic()
+            dead = await self._server_death()
+            deaths = deaths + 1 if time.monotonic() - born < SOON else 0
+            if deaths >= len(PAUSES):
+                raise DcnrError("nats-server ended again and again", self._server_log)
+            note(f"nats-server ended ({self._server_log}); it is started again")
+            await asyncio.sleep(PAUSES[deaths])
+            await dead.stop()
+            await self._start_server(NatsServer(self._store, urlsplit(self.url).port or 0))
+
+    async def _server_death(self) -> NatsServer:
+        """Wait until our server ends; for ever if we have none."""
         while self._server is None or self._server.pid is not None:
             await asyncio.sleep(ASK_EVERY)
-        raise DcnrError("nats-server ended", f"its log is in {from_environment(self._data_dir).nats_store}")
+        self._guard.reaped(self._server_pid)
+        return self._server
 
-    async def _watch_children(self, tell: Callable[[Child], object]) -> NoReturn:
-        while True:
-            child = await self._children.next_death()
-            left = [name for name in self.agents if name in self._children.names]
-            if child.name not in self.agents or not left:
-                raise child.failure()
-            tell(child)
+    async def _start_server(self, server: NatsServer) -> None:
+        await server.start()
+        assert server.pid is not None
+        self._guard.born(server.pid)
+        self._server, self._server_pid, self.url = server, server.pid, server.url
+
+    @property
+    def _server_log(self) -> str:
+        return f"its log is in {self._store}"
 
     async def _start(self) -> None:
         if self._server is not None:
-            await self._server.start()
-            assert self._server.pid is not None
-            self._guard.born(self._server.pid)
-            self.url = self._server.url
+            await self._start_server(self._server)
         click.echo(f"starting orchestrator and {len(self.agents)} {'agent' if len(self.agents) == 1 else 'agents'} at {self.url}", err=True)
         env = {"NATS_URL": self.url, "DCNR_DATA_DIR": str(self._data_dir)}
         await self._children.start("orchestrator", _program("dcnr.cli.main", "orchestrator"), env)
@@ -185,8 +218,3 @@ async def _alive(bus: Bus) -> set[str]:
     except (BusUnavailable, WorldError):
         return set()
     return {row["pnode"] for row in rows if row["state"] == "alive"}
-
-
-def _fail(child: Child) -> NoReturn:
-    """During the start, every death counts."""
-    raise child.failure()

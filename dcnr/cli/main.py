@@ -26,6 +26,7 @@ COMMANDS = {
     "pnode": ("dcnr.cli.pnode:pnode", "List and drain the processes that host VNodes."),
     "metrics": ("dcnr.cli.metrics:metrics", "Follow live metrics."),
     "checkpoint": ("dcnr.cli.checkpoint:checkpoint", "List and export checkpoints."),
+    "chaos": ("dcnr.cli.chaos:chaos", "Break parts of a running cluster, and watch it recover."),
     "doctor": ("dcnr.cli.doctor:doctor", "Say what works here, and what to do about what does not."),
 }
 

@@ -11,6 +11,7 @@ from dcnr.bus import subjects
 from dcnr.bus.codec import decode
 from dcnr.cli.client import connection, run
 from dcnr.cli.output import Group, example, json_option, show_json
+from dcnr.errors import PeerError
 
 
 @click.group(cls=Group, epilog=example("dcnr metrics tail"))
@@ -32,7 +33,11 @@ async def _tail(subject: str, as_json: bool) -> None:
         await bus.subscribe(subject, news.put_nowait)
         click.echo(f"listening to {subject} until Ctrl-C", err=True)
         while True:
-            message = decode(await news.get())
+            try:
+                message = decode(await news.get())
+            except PeerError as error:
+                click.echo(f"a metric could not be read: {error}", err=True)
+                continue
             fields = {"kind": type(message).__name__, **asdict(message)}
             if as_json:
                 show_json(fields)

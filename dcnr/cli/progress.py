@@ -81,8 +81,9 @@ class JsonView(_Plain):
     """One object a line."""
 
     def step(self, row: StepMetrics) -> None:
-        """`{"event": "step", …}`; NaN and infinity are null, for JSON has neither."""
-        fields = {name: value if math.isfinite(value) else None for name, value in asdict(row).items() if name != "session"}
+        """`{"event": "step", …}`; NaN and infinity are null, for JSON has neither. Each step is said once, so its epoch says nothing."""
+        kept = {name: value for name, value in asdict(row).items() if name not in ("session", "epoch")}
+        fields = {name: value if math.isfinite(value) else None for name, value in kept.items()}
         show_json({"event": "step", **fields})
 
     def done(self, session: str, final_loss: float | None) -> None:

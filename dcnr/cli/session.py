@@ -9,10 +9,11 @@ import click
 
 from dcnr.bus.api import call
 from dcnr.cli.client import ask, connection, run
-from dcnr.cli.follow import follower
+from dcnr.cli.follow import AWAY, follower
 from dcnr.cli.output import Group, example, json_option, show_record, show_table
 from dcnr.cli.progress import choose_view
 from dcnr.data.batches import MAX_STEP
+from dcnr.errors import BusUnavailable, WorldError
 from dcnr.ids import SessionId
 
 ASK_EVERY = 0.1
@@ -22,7 +23,7 @@ COLUMNS = ("session", "network", "dataset", "state", "step", "steps", "loss", "r
 
 @click.group(cls=Group, epilog=example("dcnr session list"))
 def session() -> None:
-    """Training runs: list, watch, suspend, resume, delete."""
+    """Training runs: list, watch, suspend, resume, divide anew, delete."""
 
 
 @session.command("list", epilog=example("dcnr session list", "dcnr session list --json"))
@@ -66,9 +67,15 @@ def suspend(name: str, as_json: bool) -> None:
 async def _suspend(name: str) -> dict[str, Any]:
     async with connection() as bus:
         answer = await call(bus, "session.suspend", session=name)
+        away = False
         while answer["state"] == "suspending":
             await asyncio.sleep(ASK_EVERY)
-            answer = {key: (await call(bus, "session.show", session=name))[key] for key in answer}
+            try:
+                answer = {key: (await call(bus, "session.show", session=name))[key] for key in answer}
+            except (BusUnavailable, WorldError):  # what was asked is written down: the next orchestrator goes on with it
+                if not away:
+                    click.echo(AWAY, err=True)
+                away = True
         return answer
 
 
@@ -80,6 +87,14 @@ def resume(name: str, steps: int | None, as_json: bool) -> None:
     """Go on from the last checkpoint."""
     more = {} if steps is None else {"steps": steps}
     show_record(ask("session.resume", session=name, **more), as_json)
+
+
+@session.command(epilog=example("dcnr session rebalance tiny-1f6c2a"))
+@click.argument("name")
+@json_option
+def rebalance(name: str, as_json: bool) -> None:
+    """Divide a running session anew among the PNodes that there are now, at a checkpoint; no step is lost."""
+    show_record(ask("session.rebalance", session=name), as_json)
 
 
 @session.command(epilog=example("dcnr session delete tiny-1f6c2a"))

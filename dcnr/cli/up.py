@@ -20,7 +20,7 @@ from dcnr.cli.output import Command, data_dir_option, example, json_option, show
 @data_dir_option
 @json_option
 def up(agents: int, backend: str, devices: tuple[int, ...], port: int, data_dir: Path, as_json: bool) -> None:
-    """Run NATS server, orchestrator and agents on this machine until Ctrl-C."""
+    """Run NATS server, orchestrator and agents on this machine until Ctrl-C. Whoever dies is started again."""
     run(_up(LocalCluster(data_dir, agents, backend, port, devices), data_dir, as_json))
 
 

@@ -14,12 +14,20 @@ from typing import Any
 
 import psutil
 import pytest
+import structlog
 from click.testing import CliRunner, Result
 
 from dcnr.cli.main import main
 
 NETWORKS = Path(__file__).parents[2] / "networks"
 TINY = str(NETWORKS / "tiny.yml")
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """Commands that run in this process set up its log; the tests after them have their own ideas of it."""
+    yield
+    structlog.reset_defaults()
 
 
 @dataclass(frozen=True, slots=True)

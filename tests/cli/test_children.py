@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from dcnr.cli.children import Children, DirectoryLock, Guard
+from dcnr.cli.children import PAUSES, SOON, Children, DirectoryLock, Guard, is_hopeless
 from dcnr.errors import DcnrError, UserError
 
 WAITING = [sys.executable, "-c", "import signal; print('here', flush=True); signal.sigwait({signal.SIGUSR1})"]
@@ -45,11 +46,16 @@ async def household(data_dir: Path) -> AsyncIterator[Children]:
         lock.release()
 
 
+async def wait_until(condition: Callable[[], bool]) -> None:
+    """Until `condition` holds."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
 async def wait_until_here(log: Path) -> None:
     """Until the child has printed."""
-    async with asyncio.timeout(20):
-        while "here" not in log.read_text():
-            await asyncio.sleep(0.02)
+    await wait_until(lambda: "here" in log.read_text())
 
 
 async def test_stop_ends_the_willing_and_the_stubborn(tmp_path: Path) -> None:
@@ -73,6 +79,47 @@ async def test_a_death_is_told_in_one_line(tmp_path: Path) -> None:
         assert isinstance(dead.failure(), DcnrError)
         assert not isinstance(dead.failure(), UserError)
         assert children.names == ("steady",)
+
+
+async def test_one_that_died_lives_again_under_its_name(tmp_path: Path) -> None:
+    """At once after a life, with the same command, and its log goes on."""
+    async with household(tmp_path) as children:
+        first = await children.start("steady", WAITING, {})
+        await wait_until_here(first.log)
+        first.process.kill()
+        dead = replace(await children.death("steady"), born=time.monotonic() - SOON)
+        second = await children.again(dead)
+        await wait_until(lambda: second.log.read_text() == "here\nhere\n")
+        assert children.pid("steady") == second.process.pid != first.process.pid
+
+
+async def test_deaths_at_once_make_the_pauses_longer_until_it_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that ends by itself has as many lives as there are pauses."""
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(0)
+
+    async with household(tmp_path) as children:
+        await children.start("weak", BROKEN, {})
+        dead = await children.death("weak")
+        monkeypatch.setattr("dcnr.cli.children.asyncio.sleep", note)
+        while not is_hopeless(dead):
+            await children.again(dead)
+            dead = await children.death("weak")
+        assert slept == list(PAUSES[1:])
+        assert "weak ended with exit code 3: bad luck" in str(dead.failure())
+
+
+async def test_whom_somebody_kills_is_never_given_up(tmp_path: Path) -> None:
+    """However soon."""
+    async with household(tmp_path) as children:
+        child = await children.start("steady", WAITING, {})
+        child.process.kill()
+        dead = replace(await children.death("steady"), deaths=100)
+        assert not is_hopeless(dead)
 
 
 async def test_what_the_user_can_mend_stays_that(tmp_path: Path) -> None:
@@ -114,7 +161,7 @@ def test_a_directory_has_one_cluster(tmp_path: Path) -> None:
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from dcnr.cli.children import Children, DirectoryLock, Guard
+from dcnr.cli.children import PAUSES, SOON, Children, DirectoryLock, Guard, is_hopeless
 from dcnr.errors import DcnrError, UserError
 
 async def main():

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
+from dcnr.bus.api import call
+from dcnr.bus.base import Bus
+from dcnr.cli.client import connection
 from dcnr.cli.cluster import LocalCluster, places
-from dcnr.errors import DcnrError, UserError
+from dcnr.errors import BusUnavailable, DcnrError, UserError, WorldError
 from tests.cli.conftest import strays
 
 pytestmark = [pytest.mark.nats, pytest.mark.timeout(120)]
@@ -29,6 +34,34 @@ def pid_of(data_dir: Path, part: str) -> int:
     raise AssertionError(f"{part} does not run")
 
 
+def runs_anew(data_dir: Path, part: str, old: int) -> bool:
+    """Whether a process of that part runs which is not the `old` one."""
+    try:
+        return pid_of(data_dir, part) != old
+    except (AssertionError, psutil.NoSuchProcess):
+        return False
+
+
+def server_pid(data_dir: Path) -> int:
+    """Of the nats-server that wrote its file last."""
+    return int((data_dir / "nats" / "nats-server.pid").read_text())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for it."""
+    while not condition():
+        await asyncio.sleep(0.05)
+
+
+async def alive(bus: Bus) -> bool:
+    """Whether the orchestrator lists agent-1 as alive."""
+    try:
+        rows = (await call(bus, "pnode.list"))["pnodes"]
+    except (BusUnavailable, WorldError):
+        return False
+    return [row["state"] for row in rows] == ["alive"]
+
+
 async def test_it_runs_work_and_leaves_nothing(tmp_path: Path) -> None:
     """Work gets its result; afterwards no process is left and the directory is free."""
 
@@ -43,25 +76,44 @@ async def test_it_runs_work_and_leaves_nothing(tmp_path: Path) -> None:
     assert strays(tmp_path) == []
 
 
-async def test_a_dead_agent_is_a_line_and_the_last_one_the_end(tmp_path: Path) -> None:
-    """The first death is noted; the second leaves nobody to work."""
+async def test_whoever_dies_lives_again_and_that_is_a_line(tmp_path: Path) -> None:
+    """Agent, orchestrator and server, each in its place and under its name."""
     notes: list[str] = []
-    heard = asyncio.Event()
+    async with LocalCluster(tmp_path, 1, "numpy") as cluster:
 
-    def note(line: str) -> None:
-        notes.append(line)
-        heard.set()
+        async def work() -> None:
+            for part in ("agent-1", "orchestrator"):
+                old = pid_of(tmp_path, part)
+                psutil.Process(old).kill()
+                await until(partial(runs_anew, tmp_path, part, old))
+                await until(lambda: (tmp_path / "logs" / "agent-1.log").read_text().count("agent-1 is ready") == 2)
+            old = server_pid(tmp_path)
+            psutil.Process(old).kill()
+            await until(lambda: server_pid(tmp_path) != old)
+            async with connection(cluster.url) as bus:
+                while not await alive(bus):
+                    await asyncio.sleep(0.1)
 
-    async def work() -> None:
-        psutil.Process(pid_of(tmp_path, "agent-1")).kill()
-        await heard.wait()
-        psutil.Process(pid_of(tmp_path, "agent-2")).kill()
-        await asyncio.Event().wait()
+        await cluster.run_beside(asyncio.wait_for(work(), 60), notes.append)
+    assert [line.split(" (")[0] for line in notes] == [
+        "agent-1 was ended by SIGKILL",
+        "orchestrator was ended by SIGKILL",
+        "nats-server ended",
+    ]
+    assert all(line.endswith("; it is started again") for line in notes)
+    assert strays(tmp_path) == []
 
+
+async def test_one_that_cannot_live_is_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends by itself each time it is started again."""
+    monkeypatch.setattr("dcnr.cli.children.PAUSES", (0.0, 0.0, 0.0))
+    notes: list[str] = []
     async with LocalCluster(tmp_path, 2, "numpy") as cluster:
-        with pytest.raises(DcnrError, match="agent-2 was ended by SIGKILL"):
-            await cluster.run_beside(work(), note)
-    assert [line.split(" (log")[0] for line in notes] == ["agent-1 was ended by SIGKILL"]
+        monkeypatch.setenv("PYTHONHOME", str(tmp_path))  # so that no Python starts any more
+        psutil.Process(pid_of(tmp_path, "agent-2")).kill()
+        with pytest.raises(DcnrError, match="agent-2 ended with exit code 1"):
+            await cluster.run_beside(asyncio.Event().wait(), notes.append)
+    assert len(notes) == 2
     assert strays(tmp_path) == []
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
 
 import pytest
 
 from dcnr.bus import subjects
-from dcnr.bus.api import failure, ok
+from dcnr.bus.api import arguments, failure, ok
+from dcnr.bus.base import Handler, Subscription
 from dcnr.bus.codec import encode
 from dcnr.bus.memory import MemoryBroker
 from dcnr.bus.messages import SessionMetrics, StepMetrics
 from dcnr.cli import follow
 from dcnr.cli.follow import Follower, follower
 from dcnr.errors import DcnrError, NotFound
-from dcnr.ids import SessionId
+from dcnr.ids import Epoch, SessionId
+from tests.bus.contract import until
 
 SESSION = SessionId("s")
 
@@ -62,20 +65,46 @@ class Orchestrator:
         self.bus = broker.connect()
         self.shown: dict[str, Any] | None = None
         self.asked = 0
+        self.log: dict[int, StepMetrics] = {}
+        """What it knows of each step."""
+        self.served: list[Subscription] = []
+
+    async def serve(self) -> None:
+        """Answer from now on."""
+        self.served = [await self.bus.serve(subjects.api(f"session.{verb}"), answer) for verb, answer in self.verbs()]
+
+    async def leave(self) -> None:
+        """Answer no more."""
+        while self.served:
+            await self.served.pop().stop()
+
+    def verbs(self) -> list[tuple[str, Handler]]:
+        """What it answers."""
+        return [("show", self.answer), ("rows", self.rows)]
 
     async def answer(self, data: bytes) -> bytes:
         """`session.show`."""
         self.asked += 1
         return failure(NotFound("no such session")) if self.shown is None else ok(self.shown)
 
-    async def step(self, number: int, loss: float) -> None:
+    async def rows(self, data: bytes) -> bytes:
+        """`session.rows`."""
+        asked = arguments(data)
+        known = [asdict(row) for step, row in sorted(self.log.items()) if asked["first"] <= step <= asked["last"]]
+        return ok({"rows": known[:2]})
+
+    def know(self, *steps: int) -> None:
+        """Rows that are in its log."""
+        self.log |= {step: StepMetrics(SESSION, step, 1.0 / step, 1e-3, 1.0, 1.0, False, 100.0, 10.0) for step in steps}
+
+    async def step(self, number: int, loss: float, epoch: int = 0) -> None:
         """A row."""
-        row = StepMetrics(SESSION, number, loss, 1e-3, 1.0, 1.0, False, 100.0, 10.0)
+        row = StepMetrics(SESSION, number, loss, 1e-3, 1.0, 1.0, False, 100.0, 10.0, Epoch(epoch))
         await self.bus.publish(subjects.metrics("step", SESSION), encode(row))
 
-    async def state(self, state: str, reason: str = "", fault: bool = False) -> None:
+    async def state(self, state: str, reason: str = "", step: int = 0) -> None:
         """A change."""
-        await self.bus.publish(subjects.metrics("session", SESSION), encode(SessionMetrics(SESSION, state, 0, reason, fault)))
+        await self.bus.publish(subjects.metrics("session", SESSION), encode(SessionMetrics(SESSION, state, step, reason)))
 
 
 @asynccontextmanager
@@ -83,7 +112,7 @@ async def story() -> AsyncIterator[tuple[Orchestrator, Follower, Record]]:
     """An orchestrator, a follower of its session, and what was seen."""
     broker = MemoryBroker()
     orchestrator, client = Orchestrator(broker), broker.connect()
-    await orchestrator.bus.serve(subjects.api("session.show"), orchestrator.answer)
+    await orchestrator.serve()
     async with follower(client, SESSION) as one:
         yield orchestrator, one, Record()
     await client.close()
@@ -111,16 +140,6 @@ async def test_a_run_that_fails() -> None:
     assert (record.end, record.other_end) == (None, ("failed", 1, "agent-1: out of memory"))
 
 
-async def test_a_run_that_is_suspended_by_a_fault() -> None:
-    """An error that says how to go on."""
-    async with story() as (orchestrator, one, record):
-        await orchestrator.step(1, 3.0)
-        await orchestrator.state("suspended", "PNode a is gone", fault=True)
-        with pytest.raises(DcnrError, match=r"is suspended at step 1: PNode a is gone \(go on with `dcnr session resume s`\)"):
-            await one.follow(record)
-    assert (record.other_end, record.notes) == (("suspended", 1, "PNode a is gone"), [])
-
-
 async def test_a_run_that_is_suspended_by_request() -> None:
     """A note."""
     async with story() as (orchestrator, one, record):
@@ -135,7 +154,7 @@ async def test_waiting_is_told_once_if_it_lasts(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(follow, "ASK_EVERY", 0.01)
     async with story() as (orchestrator, one, record):
         await orchestrator.state("waiting", "for a moment")
-        orchestrator.shown = {"state": "waiting", "step": 0, "loss": None, "reason": "no PNode has 3 GiB", "fault": False}
+        orchestrator.shown = {"state": "waiting", "step": 0, "loss": None, "reason": "no PNode has 3 GiB"}
         async with asyncio.timeout(10), asyncio.TaskGroup() as group:
             group.create_task(one.follow(record))
             while orchestrator.asked < 3:
@@ -147,9 +166,9 @@ async def test_waiting_is_told_once_if_it_lasts(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("shown", "end", "notes"),
     [
-        ({"state": "done", "step": 9, "loss": 1.5, "reason": "", "fault": False}, ("s", 1.5), []),
+        ({"state": "done", "step": 9, "loss": 1.5, "reason": ""}, ("s", 1 / 9), []),
         (
-            {"state": "suspended", "step": 4, "loss": 1.5, "reason": "suspended by request", "fault": False},
+            {"state": "suspended", "step": 4, "loss": 1.5, "reason": "suspended by request"},
             None,
             ["session s is suspended at step 4: suspended by request"],
         ),
@@ -163,24 +182,134 @@ async def test_silence_is_filled_by_asking(
     monkeypatch.setattr(follow, "ASK_EVERY", 0.01)
     async with story() as (orchestrator, one, record):
         orchestrator.shown = shown
+        orchestrator.know(*range(1, (shown or {"step": 0})["step"] + 1))
         async with asyncio.timeout(10):
             await one.follow(record)
+    assert record.steps == sorted(orchestrator.log)
     assert (record.end, record.notes) == (end, notes)
 
 
 async def test_an_old_run_is_asked_for_first() -> None:
     """Its end is shown without waiting for a silence."""
     async with story() as (orchestrator, one, record):
-        orchestrator.shown = {"state": "done", "step": 9, "loss": 1.5, "reason": "", "fault": False}
+        orchestrator.shown = {"state": "done", "step": 9, "loss": 1.5, "reason": ""}
         async with asyncio.timeout(follow.ASK_EVERY / 2):
             await one.follow(record, old=True)
     assert record.end == ("s", 1.5)
 
 
-async def test_the_fault_of_an_old_run_is_an_error() -> None:
+async def test_the_failure_of_an_old_run_is_an_error() -> None:
     """As if one had watched it."""
     async with story() as (orchestrator, one, record):
-        orchestrator.shown = {"state": "suspended", "step": 4, "loss": 1.5, "reason": "PNode a is gone", "fault": True}
-        with pytest.raises(DcnrError, match="PNode a is gone"):
+        orchestrator.shown = {"state": "failed", "step": 4, "loss": 1.5, "reason": "PNode a: out of memory"}
+        with pytest.raises(DcnrError, match="PNode a: out of memory"):
             await one.follow(record, old=True)
-    assert record.other_end == ("suspended", 4, "PNode a is gone")
+    assert record.other_end == ("failed", 4, "PNode a: out of memory")
+
+
+def standing(state: str, step: int, reason: str = "") -> dict[str, Any]:
+    """What `session.show` says."""
+    return {"state": state, "step": step, "loss": 0.5, "reason": reason}
+
+
+async def test_a_lost_row_is_asked_for_and_rows_are_shown_in_order() -> None:
+    """In the middle, when the next one is heard."""
+    async with story() as (orchestrator, one, record):
+        orchestrator.know(1, 2, 3, 4, 5, 6)
+        await orchestrator.step(1, 1.0)
+        await orchestrator.step(6, 0.25)
+        await orchestrator.state("done", step=6)
+        await one.follow(record)
+    assert (record.steps, record.end, record.notes) == ([1, 2, 3, 4, 5, 6], ("s", 0.25), [])
+
+
+async def test_the_last_rows_are_asked_for_before_the_end_is_shown() -> None:
+    """The end may also be heard before the rows that came before it."""
+    async with story() as (orchestrator, one, record):
+        orchestrator.know(1, 2, 3, 4)
+        await orchestrator.step(1, 1.0)
+        await orchestrator.state("done", step=4)
+        await orchestrator.step(2, 0.5)
+        await one.follow(record)
+    assert (record.steps, record.end) == ([1, 2, 3, 4], ("s", 0.25))
+
+
+async def test_rows_that_nobody_knows_are_told_of_and_do_not_stop_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for several times first, since a log is written a moment later."""
+    monkeypatch.setattr(follow, "FILL_EVERY", 0.01)
+    async with story() as (orchestrator, one, record):
+        orchestrator.know(1, 4)
+        await orchestrator.step(4, 0.5)
+        await orchestrator.state("done", step=5)
+        await one.follow(record)
+    assert (record.steps, record.end) == ([1, 4], ("s", 0.5))
+    assert record.notes == ["nobody knows the numbers of step 2 to 3", "nobody knows the numbers of step 5"]
+
+
+async def test_a_rolled_back_step_is_shown_once_and_the_recovery_told_in_a_line_each() -> None:
+    """Repeated states are not told again; the progress goes on."""
+    async with story() as (orchestrator, one, record):
+        await orchestrator.state("deploying", "deploys to a, b")
+        await orchestrator.state("running")
+        for step in (1, 2, 3):
+            await orchestrator.step(step, 1.0 / step, epoch=1)
+        for _ in range(2):
+            await orchestrator.state("waiting", "PNode b has been silent for 3.1 s; goes back to step 1", 1)
+        await orchestrator.state("deploying", "deploys to a, c from step 1", 1)
+        await orchestrator.state("running", step=1)
+        for step in (2, 3, 4):
+            await orchestrator.step(step, 1.0 / step, epoch=2)
+        await orchestrator.state("done", step=4)
+        await one.follow(record)
+    assert record.steps == [1, 2, 3, 4]
+    assert record.notes == [
+        "session s is waiting: PNode b has been silent for 3.1 s; goes back to step 1",
+        "session s is deploying: deploys to a, c from step 1",
+        "session s is running again",
+    ]
+
+
+async def test_an_orchestrator_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One note that it is, one that it is back; the rows that were missed meanwhile are there."""
+    monkeypatch.setattr(follow, "ASK_EVERY", 0.02)
+    monkeypatch.setattr(follow, "FILL_EVERY", 0.02)
+    async with story() as (orchestrator, one, record):
+        orchestrator.shown = standing("running", 1)
+        await orchestrator.step(1, 1.0)
+        await orchestrator.leave()
+        following = asyncio.create_task(one.follow(record))
+        await until(lambda: len(record.notes) == 1)
+        await asyncio.sleep(5 * follow.ASK_EVERY)
+        assert not following.done()
+        orchestrator.know(1, 2, 3, 4)
+        await orchestrator.serve()
+        await until(lambda: len(record.notes) == 2)
+        await orchestrator.step(4, 0.25)
+        await orchestrator.state("done", step=4)
+        await following
+    assert record.steps == [1, 2, 3, 4]
+    assert record.notes == ["the orchestrator does not answer; waiting for it", "the orchestrator answers again"]
+
+
+async def test_an_orchestrator_that_is_away_at_the_end_does_not_hold_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known is shown."""
+    monkeypatch.setattr(follow, "FILL_EVERY", 0.01)
+    async with story() as (orchestrator, one, record):
+        await orchestrator.step(1, 1.0)
+        await orchestrator.state("done", step=3)
+        await orchestrator.leave()
+        async with asyncio.timeout(10):
+            await one.follow(record)
+    assert (record.steps, record.end) == ([1], ("s", 1.0))
+    assert record.notes == ["the orchestrator does not answer; waiting for it", "nobody knows the numbers of step 2 to 3"]
+
+
+async def test_a_message_that_is_none_is_told_and_skipped() -> None:
+    """Bus callbacks never raise, and a run is not over for it."""
+    async with story() as (orchestrator, one, record):
+        await orchestrator.bus.publish(subjects.metrics("step", SESSION), b"noise")
+        await orchestrator.step(1, 1.0)
+        await orchestrator.state("done", step=1)
+        await one.follow(record)
+    assert record.steps == [1]
+    assert record.notes[0].startswith("a metric could not be read")

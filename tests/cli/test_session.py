@@ -51,6 +51,7 @@ def test_suspend_and_detach(cluster: Cluster, book: Path) -> None:
     )
     assert watcher.stdout is not None
     assert json.loads(watcher.stdout.readline())["event"] == "step"
+    assert "would stay as it is" in cluster.dcnr("session", "rebalance", "endless", code=2).output
     cluster.dcnr("session", "suspend", "endless")
     out, err = watcher.communicate(timeout=60)
     assert watcher.returncode == 0
@@ -61,7 +62,7 @@ def test_suspend_and_detach(cluster: Cluster, book: Path) -> None:
     cluster.dcnr("session", "delete", "endless")
 
 
-@pytest.mark.parametrize("verb", ["show", "watch", "suspend", "resume", "delete"])
+@pytest.mark.parametrize("verb", ["show", "watch", "suspend", "resume", "rebalance", "delete"])
 def test_an_unknown_session_is_code_2(cluster: Cluster, verb: str) -> None:
     """It is named."""
     assert "nothing" in cluster.dcnr("session", verb, "nothing", code=2).output
