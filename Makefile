@@ -7,7 +7,7 @@ DEV := $(VENV)/.dev
 GPU_BENCHES := bench/bench_topologies.py bench/bench_gpu_kernels.py bench/bench_parity.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu sanitize-gpu check bench bench-gpu fmt clean
+.PHONY: help demo test chaos test-gpu sanitize-gpu check bench bench-gpu fmt clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -35,6 +35,10 @@ test: check  ## everything: style, types, the whole suite
 	trap 'kill $$kernels' INT TERM; \
 	$(BIN)/python -m pytest --ignore=tests/backends/cupy; rest=$$?; \
 	wait $$kernels; kernels=$$?; cat build/kernels.log; test $$rest -eq 0 && test $$kernels -eq 0
+
+chaos: $(DEV)  ## real processes, a hundred random faults, and the same weights in the end (FAULTS=10 SEED=7 for another run)
+	$(BIN)/python -m pytest -p no:cacheprovider tests/faults/matrix.py
+	$(BIN)/python -m tests.faults.chaos --faults $(or $(FAULTS),100) $(if $(SEED),--seed $(SEED))
 
 test-gpu: $(DEV)  ## what needs an NVIDIA GPU (first: .venv/bin/pip install -e '.[cuda13]', or cuda12)
 	$(BIN)/python -m pytest -m gpu tests/gpu

@@ -104,11 +104,9 @@ async def test_an_unknown_network_is_not_trained(cluster: Cluster) -> None:
     assert await made(cluster) == before
 
 
-@pytest.mark.parametrize(
-    "arguments", [["train", "{file}", "--dataset", "d"], ["up", "--agents", "1"], ["orchestrator"]], ids=lambda a: a[0]
-)
+@pytest.mark.parametrize("arguments", [["train", "{file}", "--dataset", "d"], ["up", "--agents", "1"]], ids=lambda a: a[0])
 def test_no_server_is_said_with_its_address(tmp_path: Path, closed_url: str, arguments: list[str]) -> None:
-    """And no process is left."""
+    """And no process is left. (An orchestrator and an agent wait for their server.)"""
     (tmp_path / "good.yml").write_text(GOOD)
     said = refused(tmp_path / "data", closed_url, *(argument.format(file=tmp_path / "good.yml") for argument in arguments))
     assert closed_url.removeprefix("nats://") in said

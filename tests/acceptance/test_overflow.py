@@ -10,7 +10,7 @@ import pytest
 
 from dcnr.bus.messages import StepMetrics
 from tests.acceptance.networks import small
-from tests.acceptance.running import Cluster, manifest, register, same_bits, tensors, train
+from tests.acceptance.running import Cluster, listening, manifest, register, same_bits, tensors
 
 pytestmark = [pytest.mark.nats, pytest.mark.timeout(150)]
 
@@ -22,7 +22,7 @@ WINDOW = 2
 LR, BETA1, BETA2, EPS = 0.01, 0.9, 0.99, 1e-8
 HYPER: dict[str, Any] = {
     "optimizer": "adam", "lr": LR, "beta1": BETA1, "beta2": BETA2, "eps": EPS, "loss_scale": SCALE, "loss_scale_window": WINDOW,
-    "checkpoint_every": 1,
+    "keep_last": STEPS + 1,
 }  # fmt: skip
 
 
@@ -38,12 +38,22 @@ def adam(before: dict[str, np.ndarray], after: dict[str, np.ndarray], name: str,
     return np.asarray(before[name] - LR * step)
 
 
+async def train_by_step(url: str, session: str, pnodes: int) -> list[StepMetrics]:
+    """The rows of a session that is asked for one step more each time it is done, so that it is saved after every step."""
+    async with listening(url, session) as run:
+        options: dict[str, Any] = {"network": "overflow", "dataset": "text", "batch": 4, "micro_batches": 2, "seed": 9, "hyper": HYPER}
+        await run.ask("create", steps=1, pnodes=pnodes, **options)
+        await run.until("done")
+        for steps in range(2, STEPS + 1):
+            await run.ask("resume", steps=steps)
+            await run.until("done")
+        return run.rows
+
+
 async def test_every_vnode_skips_the_same_steps_and_counts_the_others(cluster: Cluster) -> None:
     """A skipped step changes no bit on any of three agents and halves the scale; Adam counts only the others; one agent does the same."""
     await register(cluster.url, small("overflow", "fp16"))
-    options: dict[str, Any] = {"network": "overflow", "steps": STEPS, "batch": 4, "micro_batches": 2, "seed": 9, "hyper": HYPER}
-    rows = await train(cluster.url, "overflow-3", pnodes=3, **options)
-    alone = await train(cluster.url, "overflow-1", pnodes=1, **options)
+    rows, alone = [await train_by_step(cluster.url, f"overflow-{pnodes}", pnodes) for pnodes in (3, 1)]
     assert [numbers(row) for row in rows] == [numbers(row) for row in alone]
     skipped = [row.skipped for row in rows]
     assert skipped[0]

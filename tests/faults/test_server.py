@@ -1,0 +1,44 @@
+"""The server goes away and comes back: with what it had, or without."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.cluster import PATIENCE, Cluster, Tensors
+from tests.faults.running import BEFORE, begin, same_end
+
+pytestmark = [pytest.mark.nats, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="package")]
+
+RESTARTED = 5.0
+"""Seconds that it may take until a step is done again."""
+
+
+async def test_a_server_that_was_killed_comes_back(whole: Cluster, undisturbed: Tensors) -> None:
+    """SIGKILL, a pause, and a new start on the same store."""
+    session = await begin(whole)
+    await session.until_step(BEFORE)
+    whole.kill_server()
+    await asyncio.sleep(1)
+    await whole.restart_server()
+    assert await session.until_trains(time.monotonic()) <= RESTARTED
+    await same_end(session, undisturbed)
+
+
+async def test_a_wiped_store_is_reported_and_no_fresh_start(whole: Cluster, undisturbed: Tensors, tmp_path: Path) -> None:
+    """Nothing is made anew in an empty server, and the orchestrator says so; with the old store, everything goes on."""
+    session = await begin(whole)
+    await session.until_step(BEFORE)
+    whole.kill_server()
+    log = whole.processes.log("orchestrator-1")
+    before = log.stat().st_size
+    await whole.restart_server(tmp_path / "empty")
+    await whole.until(lambda: "bucket" in log.read_text()[before:], "the orchestrator says that its buckets are gone", PATIENCE)
+    whole.kill_server()
+    await whole.restart_server(whole.store)
+    if not whole.processes.runs("orchestrator-1"):
+        whole.processes.again("orchestrator-1")
+    await same_end(session, undisturbed)

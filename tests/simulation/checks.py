@@ -1,0 +1,68 @@
+"""What must hold at the end of a run, and what must not grow during it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dcnr.bus.messages import StepMetrics
+from dcnr.orchestrator.state import SessionState
+from dcnr.storage.checkpoint import list_checkpoints, read_tensors
+from tests.simulation.networks import SESSION, Reference, reference
+from tests.simulation.world import Broken, World
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run came to: two runs of one seed have the same."""
+
+    actions: int
+    seconds: float
+    rows: int
+    seen: str
+    """Faults, and the remedies that were used."""
+
+
+def told(seen: Counter[str]) -> str:
+    """`again 3, back 1`."""
+    return ", ".join(f"{what} {count}" for what, count in sorted(seen.items()) if count)
+
+
+def check_end(world: World) -> Outcome:
+    """Raise `Broken` unless the run gave what the undisturbed one gives, and left nothing behind."""
+    record = world.record
+    if record is None or record.state is not SessionState.DONE:
+        raise Broken(f"the session is {world.where}")
+    expected = reference(world.plan.variant, world.plan.steps)
+    _check_tensors(world, expected)
+    _check_rows(world.rows, expected)
+    for agent in world.agents.values():
+        if agent.alive and agent.machine.sessions:
+            raise Broken(f"agent {agent.name} still holds the session")
+    return Outcome(world.scheduler.done, world.scheduler.now, len(world.rows), told(world.seen))
+
+
+def _check_tensors(world: World, expected: Reference) -> None:
+    manifest = max(world.now(list_checkpoints(world.disk, SESSION)), key=lambda one: one.step)
+    if manifest.step != world.plan.steps:
+        raise Broken(f"the last checkpoint is of step {manifest.step}")
+    found = world.now(read_tensors(world.disk, manifest, manifest.tensors))
+    if found.keys() != expected.tensors.keys():
+        raise Broken(f"other tensors: {sorted(found.keys() ^ expected.tensors.keys())}")
+    wrong = [name for name in sorted(found) if not np.array_equal(found[name], expected.tensors[name])]
+    if wrong:
+        raise Broken(f"{len(wrong)} of {len(found)} tensors differ, as {wrong[0]}")
+
+
+def _check_rows(rows: Sequence[StepMetrics], expected: Reference) -> None:
+    """Whoever trained a step, and however often: it had that one loss. And of each step one row stands: that of the largest epoch."""
+    for row in rows:
+        loss = expected.losses[row.step - 1]
+        if row.loss != loss:
+            raise Broken(f"step {row.step} of epoch {row.epoch} has loss {row.loss!r}, not {loss!r}")
+    standing = {row.step: row for row in sorted(rows, key=lambda row: row.epoch)}
+    if sorted(standing) != list(range(1, len(expected.losses) + 1)):
+        raise Broken(f"rows of steps {sorted(standing)}, not 1 to {len(expected.losses)}")
