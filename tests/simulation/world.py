@@ -316,9 +316,11 @@ class World:
         return [life for life in self.lives if life.name == name and life.alive]
 
     def _rot(self) -> None:
-        """The disk damages a part of the newest checkpoint, unless it is the result."""
+        """The disk damages a part of the newest checkpoint, once, and only where an older one stays to go back to."""
         manifests = sorted(key for key in self.disk.blobs if key.endswith("manifest.json"))
-        if manifests and f"{self.plan.steps:010d}" not in manifests[-1]:
+        result = f"{self.plan.steps:010d}"
+        if self.plan.keep_last > 1 and len(manifests) > 1 and result not in manifests[-1] and not self.seen["rotten"]:
+            self.seen["rotten"] += 1
             folder = manifests[-1].rpartition("/")[0]
             key = self.rng.choice(sorted(key for key in self.disk.blobs if key.startswith(folder) and key != manifests[-1]))
             self.disk.blobs[key] = self.disk.blobs[key][:-1] + b"?"
