@@ -37,6 +37,7 @@ from nats.aio.subscription import Subscription as NatsPySubscription
 from nats.js.client import JetStreamContext
 
 from dcnr.bus.base import Handler, Kv, OnMessage, Subscription, Way
+from dcnr.bus.cancellation import heeded
 from dcnr.bus.nats_kv import open_bucket
 from dcnr.errors import BusUnavailable, UserError, WorldError
 
@@ -457,13 +458,9 @@ async def _anyone_listens(servers: list[str]) -> bool:
 
 @contextmanager
 def _translated(what: str) -> Iterator[None]:
-    """Our errors for those of nats-py, and the cancellation of the task, should it have been swallowed."""
-    task = asyncio.current_task()
-    cancellations = task.cancelling() if task is not None else 0
-    try:
-        yield
-    except nats.errors.Error as error:
-        raise WorldError(f"{what} failed: {str(error) or type(error).__name__}", _REMEDY) from error
-    finally:
-        if task is not None and task.cancelling() > cancellations:
-            raise asyncio.CancelledError
+    """Our errors for those of nats-py."""
+    with heeded():
+        try:
+            yield
+        except nats.errors.Error as error:
+            raise WorldError(f"{what} failed: {str(error) or type(error).__name__}", _REMEDY) from error

@@ -22,6 +22,7 @@ from nats.js.client import JetStreamContext
 from nats.js.kv import KeyValue
 
 from dcnr.bus.base import BucketGone, Entry, KeyConflict
+from dcnr.bus.cancellation import heeded
 from dcnr.errors import UserError, WorldError
 
 REPLICAS = 3
@@ -170,18 +171,19 @@ class _NotReady(WorldError):
 
 @contextmanager
 def _translated(what: str) -> Iterator[None]:
-    try:
-        yield
-    except nats.js.errors.InvalidKeyError as error:
-        raise UserError(f"{what}: not a valid key", "use letters, digits, '_', '-', '.', '='") from error
-    except nats.errors.TimeoutError as error:
-        raise _NotReady(f"{what}: no answer in time; a write may still have been applied") from error
-    except nats.js.errors.APIError as error:
-        raise _api_error(what, error) from error
-    except _JETSTREAM_OFF as error:
-        raise WorldError(f"{what}: JetStream does not answer", _SWITCH_ON) from error
-    except nats.errors.Error as error:
-        raise WorldError(f"{what} failed: {error}", "see: dcnr doctor") from error
+    with heeded():
+        try:
+            yield
+        except nats.js.errors.InvalidKeyError as error:
+            raise UserError(f"{what}: not a valid key", "use letters, digits, '_', '-', '.', '='") from error
+        except nats.errors.TimeoutError as error:
+            raise _NotReady(f"{what}: no answer in time; a write may still have been applied") from error
+        except nats.js.errors.APIError as error:
+            raise _api_error(what, error) from error
+        except _JETSTREAM_OFF as error:
+            raise WorldError(f"{what}: JetStream does not answer", _SWITCH_ON) from error
+        except nats.errors.Error as error:
+            raise WorldError(f"{what} failed: {error}", "see: dcnr doctor") from error
 
 
 def _api_error(what: str, error: nats.js.errors.APIError) -> Exception:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -15,6 +16,7 @@ import pytest
 from nats.js.api import KeyValueConfig, StreamConfig, StreamInfo, StreamState
 from nats.js.client import JetStreamContext
 from nats.js.errors import BadRequestError, NotFoundError, ServerError, ServiceUnavailableError
+from nats.js.kv import KeyValue
 
 from dcnr.bus import nats_kv
 from dcnr.bus.base import BucketGone, Kv
@@ -55,6 +57,28 @@ async def test_a_key_that_is_none_is_refused(nats_url: str) -> None:
     kv = await bus.kv("names")
     with pytest.raises(UserError, match="not a valid key"):
         await kv.put("a b", b"")
+    await bus.close()
+
+
+async def test_a_write_that_is_cancelled_ends_so_even_if_the_answer_comes_in_the_same_moment(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that gives up must not go on renewing its lease."""
+    bus = await connect(nats_url, "test")
+    kv = await bus.kv("swallowed")
+    revision = await kv.create("key", b"1")
+
+    async def swallowing(*_: object, **__: object) -> int:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        return revision + 1
+
+    monkeypatch.setattr(KeyValue, "update", swallowing)
+    task = asyncio.create_task(kv.update("key", b"2", revision))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     await bus.close()
 
 
