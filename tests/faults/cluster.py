@@ -39,7 +39,14 @@ START_PATIENCE = 120.0
 LOOK_EVERY = 0.02
 NETWORK = "faulty"
 SABOTEUR = "agent-1"
-HYPER: dict[str, Any] = {"optimizer": "adamw", "lr": 0.01, "clip_norm": 1.0, "schedule": "cosine", "warmup_steps": 5, "decay_steps": 500}
+HYPER: dict[str, Any] = {
+    "optimizer": "adamw",
+    "lr": 0.01,
+    "clip_norm": 1.0,
+    "schedule": "cosine",
+    "warmup_steps": 5,
+    "decay_steps": 100_000,
+}
 OPTIONS: dict[str, Any] = {"network": NETWORK, "dataset": "text", "batch": 4, "micro_batches": 2, "seed": 3}
 Tensors = dict[str, np.ndarray]
 _AT_REST = {"created", "suspended", "done", "failed"}

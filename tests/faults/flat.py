@@ -81,7 +81,7 @@ async def churn(one: Cluster, session: Session, draw: random.Random) -> None:
     """Agents go and come, connections break; the first agent and the orchestrator live on."""
     while True:
         await asyncio.sleep(draw.uniform(0.5, 1.5) * CHURN_EVERY)
-        kind = draw.choice(["kill", "cut", "server"])
+        kind = draw.choice(["kill", "cut", "stall"])
         if kind == "kill":
             one.processes.kill("agent-2")
             one.processes.again("agent-2")
