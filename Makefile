@@ -28,13 +28,15 @@ $(DEV): pyproject.toml | $(BIN)/python
 demo: $(RUN)  ## a whole cluster, a network and a text sample, in a few minutes
 	@$(BIN)/dcnr demo
 
+# What needs no timing, the kernels of the GPU run by the CPU above all, goes beside everything else.
+BESIDE := tests/backends/cupy tests/simulation tests/storage tests/parity
+
 test: check  ## everything: style, types, the whole suite
 	@mkdir -p build
-	@# the kernels of the GPU, run by the CPU, need no server and no timing: they go beside everything else
-	@$(BIN)/python -m pytest -p no:cacheprovider tests/backends/cupy >build/kernels.log 2>&1 & kernels=$$!; \
-	trap 'kill $$kernels' INT TERM; \
-	$(BIN)/python -m pytest --ignore=tests/backends/cupy; rest=$$?; \
-	wait $$kernels; kernels=$$?; cat build/kernels.log; test $$rest -eq 0 && test $$kernels -eq 0
+	@$(BIN)/python -m pytest -p no:cacheprovider $(BESIDE) >build/beside.log 2>&1 & beside=$$!; \
+	trap 'kill $$beside' INT TERM; \
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(BESIDE)); rest=$$?; \
+	wait $$beside; beside=$$?; cat build/beside.log; test $$rest -eq 0 && test $$beside -eq 0
 
 chaos: $(DEV)  ## real processes, a hundred random faults, and the same weights in the end (FAULTS=10 SEED=7 for another run)
 	$(BIN)/python -m pytest -p no:cacheprovider tests/faults/matrix.py
