@@ -238,7 +238,8 @@ class Storm:
         if not here:
             names = ", ".join(row["pnode"] for row in rows)
             raise UserError(f"no PNode of this cluster runs on this machine ({names} run elsewhere)", "run `dcnr chaos` where they run")
-        busy = [row for row in here if row["sessions"]] or here
+        placed = {row["pnode"]: tuple((await self._ask("pnode.show", pnode=row["pnode"]))["nodes"]) for row in here}
+        busy = [row for row in here if placed[row["pnode"]]] or here
         row = busy[int(self._draw.integers(len(busy)))]
         until = time.monotonic() + SILENT
         while row["pnode"] not in self._ear.infos and time.monotonic() < until:
@@ -246,7 +247,7 @@ class Storm:
         info = self._ear.infos.get(row["pnode"])
         if info is None:
             raise WorldError(f"PNode {row['pnode']} says nothing", "is the cluster well? see: dcnr pnode list")
-        return checked(Victim("agent", info.pnode, info.pid, tuple(row["sessions"])))
+        return checked(Victim("agent", info.pnode, info.pid, placed[info.pnode]))
 
     async def _leader(self) -> Victim:
         entry = await (await self._bus.kv(BUCKET, make=False)).get(KEY)
@@ -268,12 +269,12 @@ class Storm:
             raise UserError(f"the server of {store} is not the one at {url}", "name its --data-dir, or its NATS_URL")
         return checked(Victim("nats", "nats-server", pid))
 
-    async def _ask(self, verb: str) -> dict[str, Any]:
+    async def _ask(self, verb: str, **fields: Any) -> dict[str, Any]:
         """Ask the orchestrator; while none leads, again."""
         until = time.monotonic() + (PATIENCE if self.faults else 0.0)
         while True:
             try:
-                return await call(self._bus, verb)
+                return await call(self._bus, verb, **fields)
             except (BusUnavailable, WorldError):
                 if time.monotonic() >= until:
                     raise

@@ -60,11 +60,9 @@ def test_agents_are_killed_and_training_goes_on(training: Cluster) -> None:
     begin, *faults, summary = events(training, "--kill", "agent", "--every", "1s", "--count", "2", "--seed", "5")
     assert begin == {"event": "chaos", "kill": "agent", "seed": 5}
     assert [fault["kind"] for fault in faults] == ["agent", "agent"]
-    struck = [fault for fault in faults if "no session was training there" not in fault["text"]]
-    assert faults[0] in struck, "the second may be the one that has just come back, and has no part yet"
-    assert all("endless trains again after" in fault["text"] and 0 <= fault["seconds"] < 60 for fault in struck)
+    assert all("endless trains again after" in fault["text"] and 0 <= fault["seconds"] < 60 for fault in faults)
     assert (summary["faults"], summary["lost"]) == (2, 0)
-    assert summary["worst"] == max(fault["seconds"] for fault in struck)
+    assert summary["worst"] == max(fault["seconds"] for fault in faults)
 
 
 @pytest.mark.parametrize("kind", ["orchestrator", "nats"])
