@@ -49,12 +49,11 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Forget all that was computed of the undecided `step`: `attempt` begins. Answered by `Aborted`."""
+    """Forget all that was computed of the undecided `step`: it begins anew. Answered by `Aborted`."""
 
     session: SessionId
     epoch: Epoch
     step: int
-    attempt: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,11 +192,15 @@ class Stop:
     """The process is asked to end."""
 
 
+Sending = frozenset[tuple[SessionId, Epoch]]
+"""Of which sessions tensors are on their way to other PNodes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A deadline passed. `sending`: the sessions with tensors on their way to other PNodes."""
+    """A deadline passed."""
 
-    sending: frozenset[tuple[SessionId, Epoch]] = frozenset()
+    sending: Sending = frozenset()
 
 
 JobEvent = PassDone | Folded | Aborted | Applied | Settled | SnapshotTaken | JobFailed

@@ -229,7 +229,7 @@ class HostedSession:
         if not begun:
             return
         self._pending = deque(job for job in self._pending if not isinstance(job, Fold))
-        self._pending.append(Abort(self.deploy.session, self.deploy.epoch, step, attempt))
+        self._pending.append(Abort(self.deploy.session, self.deploy.epoch, step))
         if self.state is not State.STEPPING:
             self._repeat = None
             self._go(State.STEPPING)

@@ -26,6 +26,7 @@ from dcnr.agents.events import (
     NameHeard,
     PassDone,
     Prepared,
+    Sending,
     Settled,
     SetupFailed,
     SetupRefused,
@@ -48,10 +49,6 @@ HEARTBEAT_EVERY = 0.5
 """Seconds."""
 SAME_AGE = 0.2
 """Seconds by which ages must differ to tell which process is the older one: more than a heartbeat is on its way."""
-
-
-Sending = frozenset[tuple[SessionId, Epoch]]
-"""Of which sessions tensors are on their way to other PNodes."""
 
 
 class PNode:

@@ -9,7 +9,7 @@ Rule 4: whatever else goes wrong is a failure.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
@@ -50,18 +50,18 @@ async def restore(deploy: Deploy, plan: Plan, kept: Tensors, find: Open = open_s
     """The canonical tensors that `plan` begins with, of which `kept` need not be read; None to begin with the seed."""
     names = tensor_names(plan.graph, plan.nodes, plan.hyper)
     missing = [name for name in names if name not in kept]
-    read: Mapping[str, HostArray] = {}
-    if missing and deploy.checkpoint is None:
+    if not missing:
+        return {name: kept[name] for name in names}
+    if deploy.checkpoint is None:
         return None
-    if missing and deploy.checkpoint is not None:
-        try:
-            storage = find(deploy.storage)
-            found = await read_tensors(storage, await read_manifest_at(storage, deploy.checkpoint), missing)
-        except DAMAGED as error:
-            return SetupRefused(deploy.session, deploy.epoch, str(error), damaged=True)
-        except OUT_OF_REACH as error:
-            return _refused(deploy, error)
-        read = await asyncio.to_thread(_own, found)
+    try:
+        storage = find(deploy.storage)
+        found = await read_tensors(storage, await read_manifest_at(storage, deploy.checkpoint), missing)
+    except DAMAGED as error:
+        return SetupRefused(deploy.session, deploy.epoch, str(error), damaged=True)
+    except OUT_OF_REACH as error:
+        return _refused(deploy, error)
+    read = await asyncio.to_thread(_own, found)
     return {name: kept[name] if name in kept else read[name] for name in names}
 
 

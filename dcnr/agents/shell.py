@@ -215,6 +215,8 @@ class Service:
         """Deploys, and the VNodes that are here."""
         self._readings: dict[tuple[SessionId, Epoch], asyncio.Future[Any]] = {}
         """Of a deploy that is carried out: what it awaits of storage."""
+        self._evicting: set[tuple[SessionId, Epoch]] = set()
+        """Whose eviction is queued: nothing is read for them any more."""
         self._heard: dict[NetworkId, frozenset[NodeId]] = {}
         """Whose hops are heard."""
         self._steps: dict[NetworkId, Subscription] = {}
@@ -231,6 +233,7 @@ class Service:
                 self._setups.put_nowait(command)
             case Evict(session, epoch):
                 self._setups.put_nowait(command)
+                self._evicting.add((session, epoch))
                 if (reading := self._readings.get((session, epoch))) is not None:
                     reading.cancel()
             case SendHop():
@@ -368,6 +371,8 @@ class Service:
         of = (deploy.session, deploy.epoch)
         reading = asyncio.ensure_future(work)
         self._readings[of] = reading
+        if of in self._evicting:
+            reading.cancel()
         try:
             await asyncio.wait([reading])
         finally:
@@ -376,6 +381,7 @@ class Service:
         return SetupRefused(*of, "it was given up", damaged=False) if reading.cancelled() else reading.result()
 
     def _evict(self, command: Evict) -> None:
+        self._evicting.discard((command.session, command.epoch))
         self._runner.drop(command.session, command.epoch)
         self._installed.pop((command.session, command.epoch), None)
 

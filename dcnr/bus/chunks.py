@@ -122,6 +122,7 @@ class Outflow:
     def drop(self, transfer: int) -> None:
         """Nobody waits for this transfer any more."""
         self._transfers.pop(transfer, None)
+        self._measure_no_more(transfer)
 
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
@@ -131,6 +132,7 @@ class Outflow:
         """Send again what is overdue; returns the transfers that have failed for good."""
         if not self._transfers or now < self._due:
             return []
+        self._timed = None
         fails = self._progress + self._patience.limit
         if now >= fails:
             failed = list(self._transfers)
@@ -139,7 +141,6 @@ class Outflow:
             return failed
         self._rounds += 1
         self._due = min(now + self._patience.pause(self._rounds), fails)
-        self._timed = None
         for out in self._transfers.values():
             out.announced = False
             out.sent = out.taken
@@ -174,6 +175,9 @@ class Outflow:
             return
         out.missed = out.sent = out.taken
         out.announced = False
+        self._measure_no_more(transfer)
+
+    def _measure_no_more(self, transfer: int) -> None:
         if self._timed is not None and self._timed.transfer == transfer:
             self._timed = None
 

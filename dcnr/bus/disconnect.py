@@ -26,7 +26,6 @@ class _Client:
 class _Disconnect:
     type: str
     client: _Client
-    reason: str
 
 
 _READER = TypeAdapter(_Disconnect)

@@ -121,6 +121,11 @@ class NatsServer:
         """The server's process while it runs."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
+    @property
+    def exit_code(self) -> int | None:
+        """How a server that we did not stop ended; negative: the signal that ended it. None while it runs."""
+        return self._process.poll() if self._process is not None else None
+
     async def start(self) -> None:
         """Returns when the server answers. Raises `UserError` (busy port, store in use, no binary) or `WorldError`."""
         binary = find_binary(environment())

@@ -19,8 +19,9 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Container, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 import structlog
@@ -58,7 +59,7 @@ def host_id() -> str:
 class _Door:
     """The way out to one peer, one send at a time. `closed`: that peer is gone; whoever bears its name now has another door."""
 
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    turn: asyncio.Lock
     closed: bool = False
 
 
@@ -87,6 +88,8 @@ class HopTransport:
         self._peers: dict[PNodeId, PNodeInfo] = {}
         self._pace = Pace()
         self._doors: dict[PNodeId, _Door] = {}
+        self._turns: WeakValueDictionary[PNodeId, asyncio.Lock] = WeakValueDictionary()
+        """By name: whoever bears it next waits until a send to the one before has let go of the lanes."""
         self._subscriptions: dict[tuple[NetworkId, NodeId], list[Subscription]] = {}
         self._credits: Subscription | None = None
         self._starting = asyncio.Lock()
@@ -199,7 +202,9 @@ class HopTransport:
                 self._connect()
 
     def _door(self, to: PNodeId) -> _Door:
-        return self._doors.setdefault(to, _Door())
+        if to not in self._doors:
+            self._doors[to] = _Door(self._turns.setdefault(to, asyncio.Lock()))
+        return self._doors[to]
 
     @asynccontextmanager
     async def _through(self, to: PNodeId, door: _Door) -> AsyncIterator[None]:
@@ -210,7 +215,7 @@ class HopTransport:
             try:
                 yield
             finally:
-                if to not in self._doors:  # it was released: what a lane has put up for it since then is of no use
+                if self._doors.get(to) is not door:  # it was released: what a lane has put up for it since then is of no use
                     self._leave(to)
 
     async def _arrival(self, to: PNodeId, door: _Door, arrived: asyncio.Future[None]) -> None:

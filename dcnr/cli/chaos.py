@@ -55,7 +55,9 @@ ASK_EVERY = 1.0
 SAME_START = 2.0
 """Seconds by which two readings of the start of one process may differ."""
 _TRAINS = frozenset({"adopting", "deploying", "running"})
-_ENDED = frozenset({"done", "suspended", "deleted"})
+_DELETED = "deleted"
+"""Of a session that the orchestrator does not list any more."""
+_ENDED = frozenset({"done", "suspended", _DELETED})
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PROGRAMS: dict[Kind, tuple[str, ...]] = {
     "agent": ("dcnr.agents.main", "dcnr-agent"),
@@ -193,7 +195,8 @@ class Storm:
         while len(self.faults) != self._plan.count and due < until:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             due = time.monotonic() + self._plan.every
-            fault = await self._strike(await self._victim())
+            rows = (await self._ask("session.list"))["sessions"]
+            fault = await self._strike(await self._victim(), rows)
             self.faults.append(fault)
             victim = fault.victim
             fields = {"event": "fault", "kind": victim.kind, "name": victim.name, "pid": victim.pid, "seconds": fault.seconds}
@@ -282,15 +285,18 @@ class Storm:
 
     # -- and what then -----------------------------------------------------------------------------------------------------
 
-    async def _strike(self, victim: Victim) -> Fault:
-        """Send the signal, and wait until all that trained trains again."""
-        rows = (await self._ask("session.list"))["sessions"]
+    async def _strike(self, victim: Victim, rows: Sequence[Mapping[str, Any]]) -> Fault:
+        """Send the signal, and wait until all that trained (of the sessions `rows`) trains again."""
         trained = [
             row["session"] for row in rows if row["state"] in _TRAINS and (victim.kind != "agent" or row["session"] in victim.sessions)
         ]
         newer = {session: self._ear.epoch(session) for session in trained} if victim.kind == "agent" else {}
         number = SIGNALS[self._plan.signal]
-        os.kill(victim.pid, number)
+        try:
+            os.kill(victim.pid, number)
+        except (ProcessLookupError, PermissionError) as error:
+            what = f"process {victim.pid} of {victim.name}: {error.strerror}"
+            raise UserError(what, "run `dcnr chaos` as the user that runs it") from error
         began = time.monotonic()
         waking = None
         if number == signal.SIGSTOP:
@@ -319,19 +325,20 @@ class Storm:
                     last = max(last, at)
             if waiting and time.monotonic() >= ask_at:
                 states = await self._states()
-                waiting -= {session for session, state in states.items() if state in _ENDED}
-                if any(states.get(session) == "failed" for session in waiting):
-                    return None
+                if states is not None:
+                    waiting = {session for session in waiting if states.get(session, _DELETED) not in _ENDED}
+                    if any(states[session] == "failed" for session in waiting):
+                        return None
                 ask_at = time.monotonic() + ASK_EVERY
         return None if waiting else last - began
 
-    async def _states(self) -> dict[str, str]:
-        """Of all sessions; nothing while no orchestrator answers."""
+    async def _states(self) -> dict[str, str] | None:
+        """Of all sessions; None while no orchestrator answers."""
         try:
             async with asyncio.timeout(ASK_EVERY):
                 rows = (await call(self._bus, "session.list"))["sessions"]
         except (BusUnavailable, WorldError, TimeoutError):
-            return {}
+            return None
         return {row["session"]: row["state"] for row in rows}
 
     def _go_on(self) -> None:

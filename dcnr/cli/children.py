@@ -30,7 +30,7 @@ SOON = 10.0
 """Seconds of life that count as none."""
 PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0)
 """Seconds before a start: the first after a life, the others after one, two … deaths soon after a start."""
-_KILLED = (-signal.SIGKILL, -signal.SIGTERM)
+KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 """Exit codes of those that did not end by themselves."""
 
 
@@ -152,7 +152,7 @@ class Children:
 
     async def again(self, dead: Child) -> Child:
         """Start one that died once more, after the pause that is due; its log goes on."""
-        deaths = soon_again(dead)
+        deaths = soon_again(dead.born, dead.deaths)
         await asyncio.sleep(PAUSES[min(deaths, len(PAUSES) - 1)])
         return await self._start(dead.recipe, deaths)
 
@@ -214,14 +214,14 @@ class Children:
         return self._log_dir / f"{name}.log"
 
 
-def soon_again(dead: Child) -> int:
-    """How many of its name have died soon after their start, up to this one."""
-    return dead.deaths + 1 if time.monotonic() - dead.born < SOON else 0
+def soon_again(born: float, deaths: int) -> int:
+    """How many in a row have died soon after their start, up to one that was `born` then, after `deaths` others."""
+    return deaths + 1 if time.monotonic() - born < SOON else 0
 
 
 def is_hopeless(dead: Child) -> bool:
     """Whether one more start makes no sense: it ended by itself, time after time."""
-    return dead.process.returncode not in _KILLED and soon_again(dead) >= len(PAUSES)
+    return dead.process.returncode not in KILLED and soon_again(dead.born, dead.deaths) >= len(PAUSES)
 
 
 def _signal(child: Child, number: signal.Signals) -> None:

@@ -28,7 +28,7 @@ from dcnr.bus.codec import decode
 from dcnr.bus.lanes import segment
 from dcnr.bus.messages import Heartbeat
 from dcnr.bus.server import NatsServer
-from dcnr.cli.children import PAUSES, SOON, Children, DirectoryLock, Guard, is_hopeless
+from dcnr.cli.children import KILLED, PAUSES, Children, DirectoryLock, Guard, is_hopeless, soon_again
 from dcnr.cli.client import connection
 from dcnr.config import from_environment
 from dcnr.errors import BusUnavailable, DcnrError, WorldError
@@ -118,11 +118,11 @@ class LocalCluster:
         while True:
             born = time.monotonic()
             dead = await self._server_death()
-            deaths = deaths + 1 if time.monotonic() - born < SOON else 0
-            if deaths >= len(PAUSES):
+            deaths = soon_again(born, deaths)
+            if deaths >= len(PAUSES) and dead.exit_code not in KILLED:
                 raise DcnrError("nats-server ended again and again", self._server_log)
             note(f"nats-server ended ({self._server_log}); it is started again")
-            await asyncio.sleep(PAUSES[deaths])
+            await asyncio.sleep(PAUSES[min(deaths, len(PAUSES) - 1)])
             await dead.stop()
             await self._start_server(NatsServer(self._store, urlsplit(self.url).port or 0))
 

@@ -224,7 +224,7 @@ class Follower:
                 return
             await asyncio.sleep(FILL_EVERY)
         assert self._rows is not None
-        if (gap := self._rows.gap(last)) is not None:
+        while (gap := self._rows.gap(last)) is not None:
             self._tries = FILL_TRIES
             self._give_up(view, gap, last)
 

@@ -22,10 +22,10 @@ COMMANDS = {
     "tokenizer": ("dcnr.cli.tokenizer:tokenizer", "Train and use tokenizers."),
     "dataset": ("dcnr.cli.dataset:dataset", "Make and look at datasets."),
     "train": ("dcnr.cli.train:train", "Train a network and watch it learn."),
-    "session": ("dcnr.cli.session:session", "List, watch, suspend and resume training runs."),
+    "session": ("dcnr.cli.session:session", "List, watch, suspend, resume, divide anew and delete training runs."),
     "pnode": ("dcnr.cli.pnode:pnode", "List and drain the processes that host VNodes."),
     "metrics": ("dcnr.cli.metrics:metrics", "Follow live metrics."),
-    "checkpoint": ("dcnr.cli.checkpoint:checkpoint", "List and export checkpoints."),
+    "checkpoint": ("dcnr.cli.checkpoint:checkpoint", "List, verify, prune and export checkpoints."),
     "chaos": ("dcnr.cli.chaos:chaos", "Break parts of a running cluster, and watch it recover."),
     "doctor": ("dcnr.cli.doctor:doctor", "Say what works here, and what to do about what does not."),
 }

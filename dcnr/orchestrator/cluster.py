@@ -104,9 +104,9 @@ class Cluster:
                 return self._ask(event, now)
 
     def deadline(self) -> float | None:
-        """The earliest deadline of the fleet, a session, or the next offer; of the fleet alone, while it is deaf."""
+        """The earliest deadline of the fleet, a session, or the next offer; None while it is deaf: nothing is judged then."""
         if self.fleet.deaf:
-            return self.fleet.deadline()
+            return None
         waiting = any(session.record.state is SessionState.WAITING for session in self.sessions.values())
         all_ = [self.fleet.deadline(), *(session.deadline() for session in self.sessions.values()), self._offer_at if waiting else None]
         return min((due for due in all_ if due is not None), default=None)

@@ -99,7 +99,7 @@ class Deployment:
             case StepReport():
                 return self._after(self.trainer.reported(event, now), now)
             case StepDone():
-                return self._after(self.trainer.decided(event, now), now)
+                return self._after(self.trainer.decided(event, now), now) if self.trains else []
             case BatchRead(step=step, tokens_BS=tokens_BS):
                 return self.trainer.batch_read(step, tokens_BS)
             case Saved():

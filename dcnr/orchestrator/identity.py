@@ -42,13 +42,14 @@ async def identify(bus: Bus, data_dir: Path, accept: bool = False) -> str:
     Raises `StoreVanished`, and `WorldError` while the server cannot tell.
     """
     known = None if accept else await asyncio.to_thread(_read, data_dir)
-    if known is not None:
+    if known is not None or (not accept and await _exists(bus, BUCKET)):
         found, missing = await _stored(bus)
-        if found != known:
+        if known is not None and found != known:
             raise _vanished(data_dir, known, found)
-        if missing:
+        if found is not None and missing:
             raise StoreVanished(f"the NATS server has lost {', '.join(missing)}, which had records of this cluster", _RESTORE)
-        return known
+        if known is not None:
+            return known
     found = await _claimed(bus)
     await asyncio.to_thread(write_file, data_dir / FILE, found.encode())
     return found

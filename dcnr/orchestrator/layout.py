@@ -41,7 +41,12 @@ def homes_for(
             return _homes(graph, record, others, previous)
         except DoesNotFit:
             pass  # then with them
-    return _homes(graph, record, offered, previous)
+    try:
+        return _homes(graph, record, offered, previous)
+    except DoesNotFit:
+        if not previous:
+            raise
+        return _homes(graph, record, offered, {})  # who takes part already may be too small for the number that is wanted
 
 
 def _homes(graph: Graph, record: SessionRecord, offered: Sequence[PNodeInfo], previous: Mapping[NodeId, PNodeId]) -> Assignment:
@@ -70,7 +75,10 @@ def wider(
     here = set(homes.values())
     if len(here) >= (record.pnodes or len(offered)) or not here < {info.pnode for info in offered}:
         return None
-    anew = divided_anew(graph, record, offered, homes, avoid)
+    stay = [info for info in offered if info.pnode in here]
+    more = [info for info in offered if info.pnode not in here and info.pnode not in avoid]
+    more.sort(key=lambda info: (info.memory_used - info.memory_total, info.pnode))
+    anew = divided_anew(graph, record, (stay + more)[: record.pnodes or None], homes, avoid)
     return anew if anew is not None and len(anew.pnodes) > len(here) else None
 
 

@@ -61,14 +61,13 @@ TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
     _S.CREATED: frozenset({_S.WAITING}),
     _S.WAITING: frozenset({_S.WAITING, _S.DEPLOYING, _S.SUSPENDED, _S.DONE, _S.FAILED}),
     _S.ADOPTING: frozenset({_S.WAITING, _S.DEPLOYING, _S.RUNNING, _S.SUSPENDED, _S.DONE, _S.FAILED}),
-    _S.DEPLOYING: frozenset({_S.WAITING, _S.RUNNING, _S.SUSPENDED, _S.FAILED}),
+    _S.DEPLOYING: frozenset({_S.WAITING, _S.RUNNING, _S.SUSPENDED, _S.DONE, _S.FAILED}),
     _S.RUNNING: frozenset({_S.WAITING, _S.SUSPENDING, _S.DONE, _S.FAILED}),
     _S.SUSPENDING: frozenset({_S.SUSPENDED, _S.DONE, _S.FAILED}),
     _S.SUSPENDED: frozenset({_S.WAITING, _S.DONE}),
     _S.DONE: frozenset({_S.WAITING}),
     _S.FAILED: frozenset({_S.WAITING}),
 }
-_STARTABLE = frozenset({_S.CREATED, _S.SUSPENDED, _S.DONE, _S.FAILED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +116,8 @@ class Session:
     ) -> Session:
         """The session as an earlier leader left it. `graph` is the reason, if there is none; None if the session is at rest."""
         record = record.with_checkpoints(record.checkpoints)
+        if record.state is _S.WAITING and record.step >= record.steps:  # its last manifest was written, and nobody heard of it
+            record = replace(record, state=_S.DONE, reason="", recovers=False)
         session = cls(record, settings)
         if record.state not in UNDER_WAY:
             return session
@@ -181,12 +182,12 @@ class Session:
         match event:
             case StartSession(steps=steps):
                 total = steps or self.record.steps
-                if state not in _STARTABLE:
+                if state in UNDER_WAY:
                     return f"session '{name}' is {state} already"
                 done = event.checkpoint.step if event.checkpoint else 0
                 return f"session '{name}' has done step {done} of {total}; ask for more steps" if done >= total else None
             case SuspendSession():
-                return f"session '{name}' is {state}, so there is nothing to suspend" if state in _STARTABLE else None
+                return f"session '{name}' is {state}, so there is nothing to suspend" if state not in UNDER_WAY else None
             case RebalanceSession():
                 if self.run is None or state is not _S.RUNNING:
                     return f"session '{name}' is {state}; only a running one can be divided anew"
@@ -202,7 +203,7 @@ class Session:
             case StartSession():
                 return self._start(event) if self.objection(event) is None else []
             case SuspendSession():
-                return self._suspend(now) if self.record.state not in _STARTABLE else []
+                return self._suspend(now) if self.record.state in UNDER_WAY else []
             case RebalanceSession():
                 return self._move_on("is divided anew", now, anew=True)
             case Offered(pnodes):
@@ -304,7 +305,6 @@ class Session:
             self._back(f"{why}, and where it was is not known")
 
     def _adopt(self, found: Found | str, now: float) -> list[Command]:
-        assert self.graph is not None
         assert self.assignment is not None
         if isinstance(found, str):
             return self._back(found)
@@ -325,7 +325,7 @@ class Session:
             return self._leave(_S.DONE, "")
         if state is _S.SUSPENDING or self._suspends:
             return self._leave(_S.SUSPENDED, f"{why}; the last checkpoint is of step {step}")
-        self._end_run(recovers=self.record.recovers or state is not _S.DEPLOYING)
+        self._end_run(recovers=self.record.recovers or state is _S.RUNNING)
         return self._move(_S.WAITING, why if state is _S.DEPLOYING else f"{why}; {how} step {step}")
 
     def _leave(self, state: SessionState, reason: str) -> list[Command]:
@@ -495,6 +495,6 @@ class Session:
         useless = tuple(sorted({*left, *gone}.difference(kept.step for kept in stay)))
         commands: list[Command] = [Store(self.record), *([Prune(record.session, useless)] if useless else [])]
         if run is None:
-            return commands + (self._leave(_S.DONE, "") if new.step >= record.steps and record.state in {_S.WAITING, _S.SUSPENDED} else [])
+            return commands + (self._leave(_S.DONE, "") if new.step >= record.steps and _S.DONE in TRANSITIONS[record.state] else [])
         complete = Publish(subjects.step(record.network), Complete(record.session, record.epoch, new.step))
         return [*commands, complete, *self._to_run(event, now)]

@@ -82,7 +82,7 @@ log = structlog.get_logger()
 STORY = 200
 """Events that are kept for the report of a crash."""
 RETRY_AFTER = 0.5
-"""Seconds before what the server did not take is tried again."""
+"""Seconds before an orchestrator that lost the lease, or the server, stands by again."""
 ECHO_EVERY = 0.5
 EPOCHS = 1_000_000
 """How many epochs a term has."""
@@ -137,10 +137,11 @@ class Shell:
         out = self._outside
         async with asyncio.TaskGroup() as group:
             group.create_task(lease.keep())
+            cluster_id = await identify(out.bus, out.data_dir)  # it may have waited for days since it looked
             store = await Store.open(out.bus, lease.term)
             records = await caught_up(await store.take_over(), out.storage)
             graphs = await asyncio.to_thread(graphs_of, records.sessions)
-            async with probe(out.storage) as probed:
+            async with probe(out.storage, cluster_id) as probed:
                 settings = Settings(out.me, out.storage.url, Epoch(lease.term * EPOCHS), probed)
                 cluster = Cluster(records, graphs, settings, out.clock.now())
                 log.info("leads", term=lease.term, sessions=len(cluster.sessions), networks=len(cluster.networks))
@@ -354,7 +355,7 @@ class Term:
     async def _read_batch(self, ask: ReadBatch) -> None:
         try:
             tokens_BS = await asyncio.to_thread(self._batch, ask)
-        except DcnrError as error:
+        except (DcnrError, OSError) as error:
             self._inbox.put_nowait(BatchFailed(ask.session, ask.epoch, ask.step, str(error)))
         else:
             self._inbox.put_nowait(BatchRead(ask.session, ask.epoch, ask.step, tokens_BS))
@@ -403,12 +404,12 @@ def _cause(group: ExceptionGroup[Exception]) -> Exception:
 
 
 @asynccontextmanager
-async def probe(storage: Storage) -> AsyncIterator[str | None]:
+async def probe(storage: Storage, cluster: str) -> AsyncIterator[str | None]:
     """The key of a blob by which PNodes see that they have the same storage; None where a URL means the same on every host.
 
     None too while storage takes nothing, so that training may go on.
     """
-    key = await _probe(storage) if storage.url.startswith("file:") else None
+    key = await _probe(storage, f"{PROBES}{cluster}/") if storage.url.startswith("file:") else None
     try:
         yield key
     finally:
@@ -419,12 +420,13 @@ async def probe(storage: Storage) -> AsyncIterator[str | None]:
                 log.warning("could not remove a probe", key=key, reason=str(error))
 
 
-async def _probe(storage: Storage) -> str | None:
-    key = f"{PROBES}{token_hex(16)}"
+async def _probe(storage: Storage, folder: str) -> str | None:
+    """`folder`: of this cluster; others may use the same storage."""
+    key = f"{folder}{token_hex(16)}"
     try:
-        await storage.delete(PROBES)
+        await storage.delete(folder)
         await storage.put(key, b"")
-    except WorldError as error:
+    except DcnrError as error:
         log.warning("whether all hosts see the same storage is not known", reason=str(error))
         return None
     return key

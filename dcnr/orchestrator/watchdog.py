@@ -1,7 +1,7 @@
 """Finds out when a deployment stands still, from what its PNodes say in their heartbeats. No time limit has to be set for it.
 
 Rule 1: a step is under way, nobody has anything to do, no job was done and nothing new was heard for 1.25 s: a message was lost, and the
-step is fed again. The patience doubles each time, up to 60 s; after the fifth time the deployment is given up.
+step is fed again. The patience doubles each time; the fifth time, after 20 s, the deployment is given up.
 Rule 2: a PNode that has work, or has not answered its deploy, and does no job for 45 s, or ten times as long as it ever took in this
 deployment, is stuck. Before the first step is done, compiling and loading may take 300 s.
 Rule 3: a PNode that is there and does not host the session for 10 s has forgotten it.
@@ -19,7 +19,6 @@ from dcnr.ids import PNodeId
 
 PATIENCE = 1.25
 """Seconds of standstill: more than two heartbeats."""
-MOST_PATIENCE = 60.0
 TRIES = 5
 """How often a step may stand still."""
 STUCK_AFTER = 45.0
@@ -137,7 +136,7 @@ class Watchdog:
                 since = max(seen.grown, seen.busy_since) if seen.busy else seen.grown
                 expected.append((since + limit, GiveUp(stuck, pnode, seen.work)))
         if self._sight.under_way and all(not seen.busy and seen.heard > self._quiet_since for seen in self._seen.values()):
-            expected.append((self._quiet_since + min(MOST_PATIENCE, PATIENCE * 2**self._tries), self._standstill()))
+            expected.append((self._quiet_since + PATIENCE * 2**self._tries, self._standstill()))
         return expected
 
     def _standstill(self) -> Verdict:

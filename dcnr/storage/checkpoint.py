@@ -39,7 +39,7 @@ DAMAGED = (NotFound, PeerError)
 
 _ROOT = "checkpoints/"
 _MANIFEST_NAME = "manifest.json"
-_OURS = re.compile(r"checkpoints/[^/]+/(?P<step>\d{10,})/(manifest\.json|[^/.]+\.(?P<epoch>\d+)\.safetensors)")
+_OURS = re.compile(r"checkpoints/[^/]+/\d{10,}/(manifest\.json|[^/.]+\.\d+\.safetensors)")
 """Other files in the same folders are left alone."""
 
 
@@ -150,24 +150,15 @@ async def read_manifest_at(storage: Storage, key: str) -> Manifest:
 
 async def manifest_keys(storage: Storage, session: SessionId | None = None) -> list[str]:
     """Where the manifests of all checkpoints (of one session) are, by session and step; none of them is read."""
-    return await _manifest_keys(storage, checkpoint_prefix(session) if session is not None else _ROOT)
-
-
-async def list_checkpoints(storage: Storage, session: SessionId | None = None) -> list[Manifest]:
-    """The manifests of all checkpoints (of one session), by session and step."""
-    return [await read_manifest_at(storage, key) for key in await manifest_keys(storage, session)]
-
-
-async def _manifest_keys(storage: Storage, prefix: str) -> list[str]:
+    prefix = checkpoint_prefix(session) if session is not None else _ROOT
     return [key for key in await storage.list(prefix) if _OURS.fullmatch(key) and _is_manifest(key)]
 
 
 async def delete_checkpoints(storage: Storage, session: SessionId, step: int | None = None) -> None:
     """Remove one checkpoint, or all of a session; manifests first, so that half of one never exists."""
-    prefix = checkpoint_prefix(session, step)
-    for key in await _manifest_keys(storage, prefix):
+    keys = [key for key in await storage.list(checkpoint_prefix(session, step)) if _OURS.fullmatch(key)]
+    for key in sorted(keys, key=lambda key: (not _is_manifest(key), key)):
         await storage.delete(key)
-    await storage.delete(prefix)
 
 
 async def verify_checkpoint(storage: Storage, manifest: Manifest) -> list[str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from dcnr.errors import NotFound, UserError, WorldError
-from dcnr.storage.keys import HALF_WRITTEN, check_key, check_prefix
+from dcnr.storage.keys import HALF_WRITTEN, check_key, check_prefix, is_key
 
 Buffer = bytes | bytearray | memoryview
 
@@ -109,7 +109,7 @@ def _sizes(root: Path, prefix: str) -> dict[str, int]:
     with _translated(folder):
         for path in _files(folder):
             key = path.relative_to(root).as_posix()
-            if not path.name.startswith(".") and key.startswith(prefix) and path.is_file():
+            if is_key(key) and key.startswith(prefix) and path.is_file():
                 found[key] = _size(path)
     return dict(sorted(found.items()))
 

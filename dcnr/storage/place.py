@@ -44,7 +44,10 @@ class Place:
 
 def read_place(url: str) -> Place:
     """Read a URL. Raises `UserError`."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise UserError(f"the storage URL is none: {error}", f"use {FORM}") from error
     shown = f"s3://{parts.netloc.rpartition('@')[2]}{parts.path}"
     if "@" in parts.netloc:
         remedy = "leave them to AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or the machine's role"
@@ -77,13 +80,14 @@ def _options(parts: SplitResult, shown: str) -> dict[str, str]:
 
 
 def _endpoint(url: str, shown: str) -> str:
-    parts = urlsplit(url)
+    wrong = UserError(f"{shown}: its endpoint_url is not http://host:port or https://host:port", f"use {FORM}")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise wrong from error
     if "@" in parts.netloc:
         raise UserError(f"{shown}: its endpoint_url holds credentials, which others would see", "leave them to the environment")
-    try:
-        port = parts.port
-    except ValueError:
-        port = 0
     if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0 or parts.query or parts.fragment:
-        raise UserError(f"{shown}: its endpoint_url is not http://host:port or https://host:port", f"use {FORM}")
+        raise wrong
     return url.rstrip("/")

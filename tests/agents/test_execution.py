@@ -14,13 +14,17 @@ from dcnr.agents.plan import make_plan
 from dcnr.backends.base import Backend, HostArray
 from dcnr.backends.cupy.backend import CupyBackend
 from dcnr.backends.numpy.backend import NumpyBackend
+from dcnr.ids import Epoch
 from dcnr.optim.decide import ScalerState, decide
 from dcnr.optim.hyper import Hyper
 from dcnr.optim.update import StepNumbers
-from tests.agents.tiny import SEQ, SESSION, TINY, VOCABULARY, A, B, alone, deploy_of, graph_of
+from tests.agents.bench import only_on_b
+from tests.agents.tiny import SEQ, SESSION, TINY, VOCABULARY, A, alone, deploy_of
 from tests.backends.cupy.emulator.device import EmulatedDevice
 
 BATCH = 6
+EPOCH = Epoch(1)
+"""Of every deploy here."""
 
 
 class WholeBackend(NumpyBackend):
@@ -52,9 +56,7 @@ def jobs(step: int, micro_batches: int) -> list[Pass]:
     rows = BATCH // micro_batches
     parts = [tokens(step)[micro * rows : (micro + 1) * rows] for micro in range(micro_batches)]
     weight = 1 / (BATCH * SEQ)
-    return [
-        Pass(SESSION, alone()[0].epoch, 0, step, micro, (part[:, :-1], part[:, 1:]), (0.0, weight), ()) for micro, part in enumerate(parts)
-    ]
+    return [Pass(SESSION, EPOCH, 0, step, micro, (part[:, :-1], part[:, 1:]), (0.0, weight), ()) for micro, part in enumerate(parts)]
 
 
 def losses(execution: Execution, steps: Sequence[int], micro_batches: int) -> list[float]:
@@ -164,9 +166,7 @@ def test_a_step_that_is_begun_again_gives_the_same_bits(backend: Callable[[], Ba
 
 def test_an_aborted_forward_leaves_no_tape() -> None:
     """A forward whose backward never came is forgotten, and the next attempt has its own."""
-    graph = graph_of()
-    homes = {node.id: B if node.id == "up" else A for node in graph.nodes}
-    deploy = deploy_of(homes)
+    deploy = deploy_of(only_on_b("up"))
     execution = Execution(NumpyBackend(), Crew(1), deploy, make_plan(deploy, A))
     execution.load(None)
     ids = tokens(1)[:3, :-1]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 
 import numpy as np
-import pytest
 
 from dcnr.agents.commands import Apply, Fold, Pass, SendHop, SendReport, Settle, Snapshot, Upload
 from dcnr.agents.events import JobFailed, Settled, SnapshotTaken
@@ -30,23 +28,6 @@ from dcnr.ids import NodeId
 from dcnr.optim.hyper import SAVE_AFTER
 from tests.agents.bench import GRAPH, PART, ROWS, SCALER, VERDICT, Bench, messages, only_on_b, through
 from tests.agents.tiny import DIM, NETWORK, SEQ, SESSION, A, B, deploy_of
-
-
-@pytest.fixture
-def whole() -> Iterator[Bench]:
-    """Everything on `a`, which decides; a checkpoint every second step."""
-    bench = Bench(deploy_of(dict.fromkeys(GRAPH.by_id, A), hyper={"checkpoint_every": 2}), A)
-    yield bench
-    bench.session.validate()
-
-
-@pytest.fixture
-def middle() -> Iterator[Bench]:
-    """`b` with two nodes between those of `a`."""
-    bench = Bench(deploy_of(only_on_b("up", "gelu")), B)
-    yield bench
-    bench.session.validate()
-
 
 # -- alone -----------------------------------------------------------------------------------------------------------------
 

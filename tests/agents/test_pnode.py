@@ -360,7 +360,7 @@ def test_a_step_that_is_begun_again_is_forgotten_before_it_is_computed(pnode: PN
     first = feed(pnode, 1, 0)
     assert [type(job) for job in first] == [Pass]
     again = feed(pnode, 1, 0, attempt=1)
-    assert again == [Abort(SESSION, DEPLOY.epoch, 1, 1)]
+    assert again == [Abort(SESSION, DEPLOY.epoch, 1)]
     (new,) = pnode.handle(done(first[0]), 0.0)
     assert isinstance(new, Pass)
     assert new.attempt == 1

@@ -12,31 +12,26 @@ import pytest
 from dcnr.agents.crew import Crew
 from dcnr.agents.events import SetupRefused
 from dcnr.agents.execution import Execution
-from dcnr.agents.plan import Plan, make_plan
+from dcnr.agents.plan import make_plan
 from dcnr.agents.restore import find_storage, restore, setup_failed
 from dcnr.backends.base import HostArray
 from dcnr.backends.numpy.backend import NumpyBackend
 from dcnr.bus.messages import Deploy
 from dcnr.errors import BusUnavailable, InvariantError, PeerError, UserError, WorldError
-from dcnr.ids import NodeId, PNodeId
 from dcnr.optim.decide import ScalerState
 from dcnr.storage.base import open_storage
 from dcnr.storage.checkpoint import part_key, write_manifest, write_part
 from dcnr.storage.file import FileStorage
-from tests.agents.tiny import SESSION, A, B, deploy_of, graph_of, manifest_of
+from tests.agents.bench import only_on_b
+from tests.agents.tiny import SESSION, A, B, deploy_of, manifest_of
 
 EMBEDDER = ("embedder", "lm_head")
-
-
-def homes_of(*on_b: str) -> dict[NodeId, PNodeId]:
-    """Those on `b`, the rest on `a`."""
-    return {node.id: B if node.id in on_b else A for node in graph_of().nodes}
 
 
 async def saved(folder: Path) -> tuple[Deploy, dict[str, HostArray]]:
     """A checkpoint of step 3 in two parts, that of `b` with the embedder alone; the deploy of all of it to `a`, and its tensors."""
     storage = open_storage(f"file://{folder}")
-    deploy = deploy_of(homes_of(), step=3, storage=storage.url)
+    deploy = deploy_of(only_on_b(), step=3, storage=storage.url)
     execution = Execution(NumpyBackend(), Crew(1), deploy, make_plan(deploy, A))
     execution.load(None)
     tensors, _ = execution.snapshot()()
@@ -104,7 +99,7 @@ def test_what_is_in_memory_of_others_is_left_behind(tmp_path: Path) -> None:
 
     async def story() -> None:
         deploy, tensors = await saved(tmp_path)
-        moved = replace(deploy, assignment={str(node): pnode for node, pnode in homes_of("up").items()}, decides=False)
+        moved = replace(deploy, assignment={str(node): pnode for node, pnode in only_on_b("up").items()}, decides=False)
         found = await restore(moved, make_plan(moved, A), tensors)
         equal(found, {name: tensor for name, tensor in tensors.items() if not name.startswith("up.")})
 
@@ -127,7 +122,7 @@ def test_without_a_checkpoint_the_seed_is_used_unless_all_is_in_memory() -> None
     """Half a copy is none."""
 
     async def story() -> None:
-        deploy = deploy_of(homes_of())
+        deploy = deploy_of(only_on_b())
         plan = make_plan(deploy, A)
         execution = Execution(NumpyBackend(), Crew(1), deploy, plan)
         execution.load(None)
@@ -139,7 +134,7 @@ def test_without_a_checkpoint_the_seed_is_used_unless_all_is_in_memory() -> None
     asyncio.run(story())
 
 
-def spoil(deploy: Deploy, plan: Plan, what: str) -> None:
+def spoil(deploy: Deploy, what: str) -> None:
     """Damage a checkpoint."""
     folder = Path(deploy.storage.removeprefix("file://")) / "checkpoints" / SESSION / "0000000003"
     match what:
@@ -161,9 +156,8 @@ def test_a_checkpoint_that_cannot_be_used_is_damaged(tmp_path: Path, what: str) 
 
     async def story() -> None:
         deploy, _ = await saved(tmp_path)
-        plan = make_plan(deploy, A)
-        spoil(deploy, plan, what)
-        refused = await restore(deploy, plan, {})
+        spoil(deploy, what)
+        refused = await restore(deploy, make_plan(deploy, A), {})
         assert isinstance(refused, SetupRefused)
         assert refused.damaged
         assert "0000000003/" in refused.reason
@@ -193,7 +187,7 @@ def test_storage_out_of_reach_is_refused_with_the_reason(tmp_path: Path, error: 
 
 def test_storage_that_this_version_does_not_know_is_refused() -> None:
     """The reason says what to use."""
-    deploy = deploy_of(homes_of(), step=3, storage="tape://1", checkpoint="checkpoints/run/0000000003/manifest.json")
+    deploy = deploy_of(only_on_b(), step=3, storage="tape://1", checkpoint="checkpoints/run/0000000003/manifest.json")
     refused = asyncio.run(restore(deploy, make_plan(deploy, A), {}))
     assert isinstance(refused, SetupRefused)
     assert not refused.damaged
@@ -204,7 +198,7 @@ def test_a_folder_that_is_not_the_orchestrators_is_refused(tmp_path: Path) -> No
     """The probe is not in it: the reason says what to do. With the probe, or where none is asked for, all is well."""
 
     async def story() -> None:
-        deploy = deploy_of(homes_of(), storage=f"file://{tmp_path}")
+        deploy = deploy_of(only_on_b(), storage=f"file://{tmp_path}")
         assert await find_storage(deploy) is None
         probed = replace(deploy, probe="probe/abc")
         refused = await find_storage(probed)
@@ -227,7 +221,7 @@ def test_a_folder_that_is_not_the_orchestrators_is_refused(tmp_path: Path) -> No
 )  # fmt: skip
 def test_other_failures_say_whether_they_are_the_worlds(error: Exception, world: bool) -> None:
     """With one line for the user, and the traceback."""
-    failed = setup_failed(deploy_of(homes_of()), error)
+    failed = setup_failed(deploy_of(only_on_b()), error)
     assert failed.world == world
     assert (failed.session, failed.epoch) == (SESSION, 1)
     assert str(error) in failed.message

@@ -19,7 +19,8 @@ from dcnr.bus.messages import Decision
 from dcnr.errors import BackendUnavailable, InvariantError, WorldError
 from dcnr.ids import Epoch
 from dcnr.optim.decide import ScalerState
-from tests.agents.tiny import SEQ, SESSION, VOCABULARY, A, B, alone, deploy_of, graph_of
+from tests.agents.bench import only_on_b
+from tests.agents.tiny import SEQ, SESSION, VOCABULARY, A, alone, deploy_of
 
 DEPLOY, PLAN = alone()
 EPOCH = DEPLOY.epoch
@@ -91,9 +92,7 @@ def test_folding_and_applying_are_separate_where_others_decide(answers: Answers)
 
 def test_tensors_for_others_are_in_host_memory(answers: Answers) -> None:
     """An output that goes over the wire has all rows, and a copy for the host; one that stays has none."""
-    graph = graph_of()
-    homes = {node.id: B if node.id == "up" else A for node in graph.nodes}
-    deploy = deploy_of(homes)
+    deploy = deploy_of(only_on_b("up"))
     answers.runner.load(deploy, make_plan(deploy, A), None)
     ids = np.zeros((3, SEQ), np.int64)
     answers.runner.submit(Pass(SESSION, EPOCH, 0, 1, 0, (ids,), (0.0,), None))
@@ -115,7 +114,7 @@ def test_a_step_that_is_forgotten_leaves_no_trace(answers: Answers) -> None:
     again = replace(DEPLOY, epoch=Epoch(2))
     answers.runner.load(again, PLAN, None)
     attempts = [replace(job(1, micro), epoch=again.epoch, attempt=attempt) for attempt, micro in ((0, 0), (1, 0), (1, 1))]
-    everything: list[Job] = [attempts[0], Abort(SESSION, again.epoch, 1, 1), *attempts[1:], Settle(SESSION, again.epoch, 1)]
+    everything: list[Job] = [attempts[0], Abort(SESSION, again.epoch, 1), *attempts[1:], Settle(SESSION, again.epoch, 1)]
     for one in everything:
         answers.runner.submit(one)
     events = [answers.next() for _ in range(5)]

@@ -186,6 +186,19 @@ def test_after_quick_answers_a_loss_is_noticed_quickly() -> None:
     assert out.deadline() == 5.0 + 1.0
 
 
+def test_a_transfer_that_nobody_waits_for_is_not_measured() -> None:
+    """The next one is, so that a loss is noticed quickly."""
+    out = Outflow(window=4 * MIB, chunk=MIB, patience=2, tries=8)
+    out.add(1, MIB, 0)
+    list(sends(out, 0.0))
+    out.drop(1)
+    out.add(2, MIB, 1.0)
+    list(sends(out, 1.0))
+    out.credit(2, MIB, 1.01)
+    out.add(3, MIB, 2.0)
+    assert out.deadline() == 2.0 + 0.5
+
+
 def test_what_the_receiver_misses_is_sent_again_at_once_and_only_once() -> None:
     """It repeats the same credit; the second loss of the same bytes is found by time."""
     out = Outflow(window=4 * MIB, chunk=MIB, patience=1, tries=8)

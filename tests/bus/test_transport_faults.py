@@ -152,12 +152,11 @@ async def test_a_server_that_is_killed_and_restarted_in_the_middle_costs_nothing
     await server.stop()
 
 
-async def test_a_started_transport_is_started_once_even_if_the_server_was_away(tmp_path: Path) -> None:
-    """What failed is tried again, what had worked is not done twice: every tensor arrives once."""
+async def test_a_started_transport_is_started_once_even_if_the_server_was_away() -> None:
+    """What failed is tried again; what had worked is not subscribed to twice, so that no tensor arrives twice."""
     broker = MemoryBroker()
     bus = broker.connect("b")
-    got: list[Array] = []
-    receiver = HopTransport(bus, B, "elsewhere", lambda _, array: got.append(array), direct=False)
+    receiver = HopTransport(bus, B, "elsewhere", lambda *_: None, direct=False)
     subscribe, failures = bus.subscribe, 2
 
     async def flaky(subject: str, on_message: object) -> object:

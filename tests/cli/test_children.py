@@ -161,8 +161,7 @@ def test_a_directory_has_one_cluster(tmp_path: Path) -> None:
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from dcnr.cli.children import PAUSES, SOON, Children, DirectoryLock, Guard, is_hopeless
-from dcnr.errors import DcnrError, UserError
+from dcnr.cli.children import Children, DirectoryLock, Guard
 
 async def main():
     folder = Path(sys.argv[1])

@@ -47,6 +47,11 @@ def server_pid(data_dir: Path) -> int:
     return int((data_dir / "nats" / "nats-server.pid").read_text())
 
 
+def answers(data_dir: Path) -> bool:
+    """Whether that server has said where it listens."""
+    return (data_dir / "nats" / f"nats-server_{server_pid(data_dir)}.ports").exists()
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for it."""
     while not condition():
@@ -101,6 +106,24 @@ async def test_whoever_dies_lives_again_and_that_is_a_line(tmp_path: Path) -> No
         "nats-server ended",
     ]
     assert all(line.endswith("; it is started again") for line in notes)
+    assert strays(tmp_path) == []
+
+
+async def test_a_server_that_somebody_kills_is_never_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often and however soon, as `dcnr chaos` does."""
+    pauses = (0.0, 0.0)
+    monkeypatch.setattr("dcnr.cli.cluster.PAUSES", pauses)
+    notes: list[str] = []
+    async with LocalCluster(tmp_path, 1, "numpy") as cluster:
+
+        async def work() -> None:
+            for _ in range(len(pauses) + 2):
+                old = server_pid(tmp_path)
+                psutil.Process(old).kill()
+                await until(lambda old=old: server_pid(tmp_path) != old and answers(tmp_path))  # type: ignore[misc]
+
+        await cluster.run_beside(asyncio.wait_for(work(), 60), notes.append)
+    assert len(notes) == len(pauses) + 2
     assert strays(tmp_path) == []
 
 

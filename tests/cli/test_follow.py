@@ -304,6 +304,19 @@ async def test_an_orchestrator_that_is_away_at_the_end_does_not_hold_it_up(monke
     assert record.notes == ["the orchestrator does not answer; waiting for it", "nobody knows the numbers of step 2 to 3"]
 
 
+async def test_rows_behind_every_gap_are_shown_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, and nobody answers."""
+    monkeypatch.setattr(follow, "FILL_EVERY", 0.01)
+    async with story() as (orchestrator, one, record):
+        for step in (1, 3, 5):
+            await orchestrator.step(step, 1.0 / step)
+        await orchestrator.state("done", step=5)
+        await orchestrator.leave()
+        async with asyncio.timeout(10):
+            await one.follow(record)
+    assert (record.steps, record.end) == ([1, 3, 5], ("s", 0.2))
+
+
 async def test_a_message_that_is_none_is_told_and_skipped() -> None:
     """Bus callbacks never raise, and a run is not over for it."""
     async with story() as (orchestrator, one, record):

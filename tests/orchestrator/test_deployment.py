@@ -183,6 +183,18 @@ def test_an_adopted_deployment_goes_on_where_it_was() -> None:
     assert {c.hop.attempt for c in fed if isinstance(c, SendHop)} == {4}
 
 
+def test_a_step_that_was_done_before_everyone_is_deployed_again_waits() -> None:
+    """A PNode that decides alone says it again; until then it trains on nothing, and no checkpoint of a passed step is asked for."""
+    done = StepDone(A, SESSION, FIRST, 6, 2.5, 1.0, False, 0.1, 1.0, SCALER)
+    one = deployment(at_five(), alone=True)
+    assert kinds(one.adopt(Found((info("a"),), None, 1), 2.0)) == [Deploy]
+    assert one.handle(done, 2.1) == []
+    deployed(one)
+    assert (taken(one), one.checkpoints.wanted) == (Begun(), None)
+    one.handle(done, 2.3)
+    assert one.trainer.done == 6
+
+
 def test_a_decision_that_only_a_pnode_knows_is_taken_over() -> None:
     """An earlier leader sent it, and it came late."""
     last = Decision(SESSION, FIRST, 6, False, 0.1, 1.0, 1.0, 2.5, 1.0, 1.0, SCALER)

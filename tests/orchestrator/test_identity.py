@@ -68,6 +68,17 @@ async def test_a_single_bucket_that_is_missing_is_named(tmp_path: Path, bucket: 
         await identify(broker.connect(), tmp_path)
 
 
+async def test_a_directory_without_an_id_makes_no_bucket_anew(tmp_path: Path) -> None:
+    """It would hide the loss from the directory that knows of it, and forget what was there."""
+    broker = MemoryBroker()
+    await identify(broker.connect(), tmp_path / "old")
+    lost = next(iter(BUCKETS.values()))
+    del broker.buckets[lost]
+    for directory in ("fresh", "old"):
+        with pytest.raises(StoreVanished, match=f"has lost {lost}"):
+            await identify(broker.connect(), tmp_path / directory)
+
+
 async def test_a_person_may_accept_the_loss_once(tmp_path: Path) -> None:
     """Then there is a new id, and the next loss is told again."""
     broker = MemoryBroker()

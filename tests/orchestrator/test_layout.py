@@ -9,7 +9,7 @@ import pytest
 from dcnr.errors import DoesNotFit
 from dcnr.ids import Epoch, NodeId, PNodeId
 from dcnr.network.graph import Graph
-from dcnr.orchestrator.layout import deploy_of, homes_for, homes_in, named, plan_of, scaler_at
+from dcnr.orchestrator.layout import deploy_of, homes_for, homes_in, named, plan_of, scaler_at, wider
 from dcnr.orchestrator.planning import prepared
 from dcnr.orchestrator.state import AssignmentRecord, CheckpointRecord, SessionRecord
 from tests.orchestrator.fakes import NETWORK, SESSION, graph, info, record
@@ -60,6 +60,24 @@ def test_a_pnode_that_just_failed_is_avoided_where_it_fits_without() -> None:
     assert hosts(recovering(), TWO, avoid=(B,)) == [A]
     assert hosts(recovering(), ONE, avoid=(A,)) == [A]
     assert B in hosts(recovering(), (info("a", memory=100), info("b")), avoid=(B,))
+
+
+def test_a_survivor_that_is_too_small_is_left_where_others_have_the_room() -> None:
+    """With a number of PNodes that is wanted, it may be one too many."""
+    first, *rest = graph().by_id
+    before = {first: A} | dict.fromkeys(rest, PNodeId("gone"))
+    offered = (info("a", memory=1), info("b"), info("c"))
+    assert hosts(recovering(pnodes=1), offered, before) in ([B], [C])
+
+
+def test_who_spreads_stays_where_it_is() -> None:
+    """Of roomier newcomers it takes as many as it wants more, the roomiest first."""
+    before = dict(homes_for(graph(), record(), TWO, {}))
+    offered = (*TWO, *(info(name, memory=1 << (31 + at)) for at, name in enumerate("cde")))
+    spread = wider(graph(), record(pnodes=3), offered, before)
+    assert spread is not None
+    assert set(spread.pnodes) == {A, B, PNodeId("e")}
+    assert wider(graph(), record(pnodes=2), offered, before) is None
 
 
 def test_what_does_not_fit_is_said_in_numbers() -> None:

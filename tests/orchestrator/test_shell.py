@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,7 +23,8 @@ from dcnr.bus.memory import MemoryBroker
 from dcnr.bus.messages import TRAINER, Deployed, Hop, Undeploy
 from dcnr.bus.transport import HopTransport
 from dcnr.clock import ManualClock
-from dcnr.errors import InvariantError, WorldError
+from dcnr.data.dataset import Dataset
+from dcnr.errors import DcnrError, InvariantError, UserError, WorldError
 from dcnr.ids import Epoch, NetworkId, NodeId, PNodeId
 from dcnr.orchestrator.api import Verb
 from dcnr.orchestrator.cluster import Cluster
@@ -232,13 +234,44 @@ async def test_storage_that_takes_nothing_does_not_keep_an_orchestrator_from_lea
 async def test_pnodes_are_told_of_a_blob_that_shows_whether_they_see_the_same_folder(tmp_path: Path) -> None:
     """It is there while there is a leader; what a killed one left is removed by the next; a storage in the network needs none."""
     storage = FileStorage(tmp_path)
-    await storage.put("probes/old", b"")
-    async with probe(storage) as key:
+    for left in ("probes/ours/old", "probes/theirs/key"):
+        await storage.put(left, b"")
+    async with probe(storage, "ours") as key:
         assert key is not None
-        assert await storage.list("probes/") == [key]
-    assert await storage.list("probes/") == []
-    async with probe(open_storage("s3://bucket")) as key:
+        assert await storage.list("probes/") == [key, "probes/theirs/key"]
+    assert await storage.list("probes/") == ["probes/theirs/key"], "another cluster may use the same storage"
+    async with probe(open_storage("s3://bucket"), "ours") as key:
         assert key is None
+
+
+@pytest.mark.parametrize("error", [WorldError("no room"), UserError("read-only", "make it writable")])
+async def test_a_storage_that_takes_no_probe_is_no_reason_to_stop(tmp_path: Path, error: DcnrError) -> None:
+    """Then PNodes are not asked whether they see it."""
+
+    class Refusing(FileStorage):
+        async def put(self, key: str, *data: Buffer) -> None:
+            raise error
+
+    async with probe(Refusing(tmp_path), "ours") as key:
+        assert key is None
+
+
+async def test_a_batch_that_the_disk_does_not_give_ends_its_session_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what the system says; the orchestrator leads on."""
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    make_data(tmp_path)
+    monkeypatch.setattr(Dataset, "batch", broken)
+    broker = MemoryBroker()
+    async with orchestrator(broker, tmp_path), fake_agents(broker, "a"), user(broker) as asked:
+        await asked.ask("network.create", file=NETWORK)
+        await asked.ask("session.create", **RUN)
+        async with asyncio.timeout(PATIENCE):
+            while (shown := await asked.ask("session.show", session="s"))["state"] != "failed":
+                await asyncio.sleep(0.02)
+        assert "Input/output error" in shown["reason"]
 
 
 async def test_a_pnode_that_is_gone_is_found_by_its_silence_and_sooner_by_the_news_of_the_server(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import safetensors
 import safetensors.numpy
 
 from dcnr.errors import NotFound, PeerError, UserError, WorldError
-from dcnr.ids import Epoch, NetworkId, PNodeId, SessionId
-from dcnr.optim.decide import ScalerState
+from dcnr.ids import Epoch, PNodeId, SessionId
 from dcnr.optim.hyper import Hyper
 from dcnr.storage.base import Storage
 from dcnr.storage.checkpoint import (
@@ -21,7 +20,6 @@ from dcnr.storage.checkpoint import (
     Removal,
     delete_checkpoints,
     export_safetensors,
-    list_checkpoints,
     manifest_key,
     manifest_keys,
     newest_complete,
@@ -38,9 +36,9 @@ from dcnr.storage.checkpoint import (
 )
 from dcnr.storage.file import FileStorage
 from dcnr.storage.tensors import Float32Array
+from tests.storage.manifests import NETWORK, manifest_of
 
 RUN = SessionId("run")
-NETWORK = "name: net\nnodes: []  # é\n"
 
 
 def tensors_of(node: str, seed: int) -> dict[str, Float32Array]:
@@ -55,25 +53,7 @@ async def save(storage: Storage, session: SessionId = RUN, step: int = 5, epoch:
     for index, node in enumerate(("embedder", "lm_head")):
         key = part_key(session, step, PNodeId(f"p{index}"), Epoch(epoch))
         parts.append(await write_part(storage, key, tensors_of(node, 100 * step + 10 * epoch + index)))
-    manifest = Manifest(
-        session=session,
-        network=NetworkId("net"),
-        network_file=NETWORK,
-        dataset="books",
-        step=step,
-        epoch=Epoch(epoch),
-        seed=7,
-        total_steps=100,
-        batch=8,
-        micro_batches=2,
-        fuse=True,
-        hyper={"optimizer": "adamw", "lr": 0.1 + 0.2, "decay_steps": None, "shards": 2, "flag": True, "eps": 1.0},
-        state=ScalerState(updates=4, loss_scale=2.0**15, good_steps=3, dynamic=True),
-        parts=tuple(parts),
-        kernel="SkylakeX",
-        created="2026-01-01T00:00:00+00:00",
-        dcnr_version="0.1.0",
-    )
+    manifest = manifest_of(session, step, epoch, parts)
     await write_manifest(storage, manifest)
     return manifest
 
@@ -192,17 +172,17 @@ async def test_list_and_delete(storage: FileStorage) -> None:
     for session in (RUN, SessionId("run2")):
         for step in (1, 2):
             await save(storage, session, step)
-    assert [(one.session, one.step) for one in await list_checkpoints(storage)] == [("run", 1), ("run", 2), ("run2", 1), ("run2", 2)]
+    assert await manifest_keys(storage) == [manifest_key(session, step) for session in (RUN, SessionId("run2")) for step in (1, 2)]
     await delete_checkpoints(storage, RUN, 1)
-    assert [one.step for one in await list_checkpoints(storage, RUN)] == [2]
+    assert await manifest_keys(storage, RUN) == [manifest_key(RUN, 2)]
     await delete_checkpoints(storage, RUN)
-    assert await list_checkpoints(storage, RUN) == []
-    assert len(await list_checkpoints(storage)) == 2
+    assert await manifest_keys(storage, RUN) == []
+    assert len(await manifest_keys(storage)) == 2
     assert await storage.list("checkpoints/run/") == []
 
 
 async def test_files_of_others_are_no_checkpoints(storage: FileStorage) -> None:
-    """Notes, copies and editors' backups in the same folders are neither listed nor pruned."""
+    """Notes, copies and editors' backups in the same folders are neither listed, pruned nor deleted."""
     for step in (1, 2, 3):
         await save(storage, step=step)
     foreign = ["checkpoints/run/notes.txt", "checkpoints/run/0000000001/copy-manifest.json", "checkpoints/run/old/manifest.json"]
@@ -210,7 +190,8 @@ async def test_files_of_others_are_no_checkpoints(storage: FileStorage) -> None:
         await storage.put(key, b"hello")
     assert [step_of(key) for key in await manifest_keys(storage, RUN)] == [1, 2, 3]
     assert (await prune(storage, RUN, {3})).steps == (1, 2)
-    assert [key for key in foreign if await storage.exists(key)] == foreign
+    await delete_checkpoints(storage, RUN)
+    assert await storage.list("checkpoints/run/") == sorted(foreign)
 
 
 # -- damage -----------------------------------------------------------------------------------------------------------
@@ -301,7 +282,7 @@ async def test_damage_is_told_apart_from_storage_that_is_out_of_reach(storage: F
 
 async def steps_left(storage: FileStorage) -> list[int]:
     """Of complete checkpoints; each of them must be whole."""
-    manifests = await list_checkpoints(storage, RUN)
+    manifests = [await read_manifest_at(storage, key) for key in await manifest_keys(storage, RUN)]
     for manifest in manifests:
         assert await verify_checkpoint(storage, manifest) == []
     return [manifest.step for manifest in manifests]

@@ -61,6 +61,18 @@ async def test_a_half_written_blob_is_not_listed(tmp_path: Path) -> None:
     assert await FileStorage(tmp_path).list("") == []
 
 
+async def test_what_is_no_blob_is_not_listed_and_stays(tmp_path: Path) -> None:
+    """Notes of a person, and a hidden folder of the file system."""
+    storage = FileStorage(tmp_path)
+    await storage.put("a/k", b"data")
+    (tmp_path / "a" / "notes (1).txt").write_text("hello")
+    (tmp_path / "a" / ".snapshot").mkdir()
+    (tmp_path / "a" / ".snapshot" / "k").write_bytes(b"old")
+    assert await storage.list("a/") == ["a/k"]
+    await storage.delete("a/")
+    assert files_of(tmp_path / "a") == [".snapshot", ".snapshot/k", "notes (1).txt"]
+
+
 async def test_a_file_in_the_way_of_a_folder_is_an_error(tmp_path: Path) -> None:
     """One sentence that names the place."""
     storage = FileStorage(tmp_path)

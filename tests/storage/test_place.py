@@ -47,6 +47,8 @@ def test_a_url_says_bucket_prefix_and_how_to_get_there(url: str, place: Place) -
         ("s3://bucket?endpoint_url=http://host:99999", "endpoint_url is not http://host:port"),
         ("s3://bucket?endpoint_url=http://host?x=1", "endpoint_url is not http://host:port"),
         ("s3://bucket?endpoint_url=", "endpoint_url is not http://host:port"),
+        ("s3://bucket?endpoint_url=http://[h", "endpoint_url is not http://host:port"),
+        ("s3://[x", "the storage URL is none"),
     ],
 )
 def test_what_is_wrong_is_told_with_the_form(url: str, message: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -21,6 +20,7 @@ from dcnr.storage import s3
 from dcnr.storage.base import Storage, open_storage
 from dcnr.storage.place import read_place
 from dcnr.storage.s3 import S3Storage
+from tests.bus.clusters import free_ports
 from tests.storage.contract import StorageContract
 from tests.storage.server import CREDENTIALS, SMALLEST_PART, S3Server
 
@@ -359,23 +359,15 @@ async def test_a_server_that_stops_reading_is_given_up(credentials: None, monkey
             gone.set()
 
 
-async def test_an_endpoint_that_is_down_may_pass(credentials: None, monkeypatch: pytest.MonkeyPatch, unused_port: int) -> None:
+async def test_an_endpoint_that_is_down_may_pass(credentials: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told with where it should be, soon."""
+    (unused_port,) = free_ports(1)
     monkeypatch.setattr(s3, "ATTEMPTS", 2)
     storage = S3Storage.from_url(f"s3://bucket?endpoint_url=http://127.0.0.1:{unused_port}&path_style=1&region=us-east-1")
     began = time.monotonic()
     with pytest.raises(WorldError, match=rf"s3://bucket/ at http://127.0.0.1:{unused_port}: cannot list blobs: .*is the endpoint running"):
         await storage.list("")
     assert time.monotonic() - began < 20
-
-
-@pytest.fixture
-def unused_port() -> int:
-    """One that nothing listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 @pytest.mark.parametrize(("broken", "outcome"), [(2, "got"), (3, "WorldError")])

@@ -10,12 +10,12 @@ from multiprocessing.connection import Connection
 import aioboto3  # noqa: F401  imported once, before it forks
 import numpy as np
 
-from dcnr.ids import Epoch, NetworkId, PNodeId, SessionId
-from dcnr.optim.decide import ScalerState
+from dcnr.ids import Epoch, PNodeId, SessionId
 from dcnr.storage import s3
 from dcnr.storage.base import Storage, open_storage
-from dcnr.storage.checkpoint import Manifest, part_key, write_manifest, write_part
+from dcnr.storage.checkpoint import part_key, write_manifest, write_part
 from dcnr.storage.tensors import Float32Array
+from tests.storage.manifests import manifest_of
 from tests.storage.server import CREDENTIALS, SMALLEST_PART
 
 RUN = SessionId("run")
@@ -29,29 +29,9 @@ def tensors_at(step: int, pnode: int) -> dict[str, Float32Array]:
 
 async def save(storage: Storage, step: int, epoch: int) -> None:
     """Both parts at once, then the manifest."""
-
     keys = [part_key(RUN, step, PNodeId(f"p{pnode}"), Epoch(epoch)) for pnode in (0, 1)]
     parts = await asyncio.gather(*(write_part(storage, key, tensors_at(step, pnode)) for pnode, key in enumerate(keys)))
-    manifest = Manifest(
-        session=RUN,
-        network=NetworkId("net"),
-        network_file="name: net\n",
-        dataset="books",
-        step=step,
-        epoch=Epoch(epoch),
-        seed=7,
-        total_steps=1_000_000,
-        batch=8,
-        micro_batches=2,
-        fuse=True,
-        hyper={},
-        state=ScalerState(updates=step, loss_scale=1.0, good_steps=0, dynamic=False),
-        parts=tuple(parts),
-        kernel="none",
-        created="2026-01-01T00:00:00+00:00",
-        dcnr_version="0.1.0",
-    )
-    await write_manifest(storage, manifest)
+    await write_manifest(storage, manifest_of(RUN, step, epoch, parts))
 
 
 def upload_until_killed(url: str, first: int, epoch: int, told: Connection) -> None:

@@ -219,6 +219,8 @@ class CudaIpcLane:
             for old in [*opened]:
                 await asyncio.to_thread(self._device.port.close, opened.pop(old))
             opened[handle] = await asyncio.to_thread(self._device.port.open, handle)
+            if self._opened.get(sender) is not opened:  # released meanwhile; it is closed once our turn is over
+                self._unread.append(opened[handle])
         return opened[handle]
 
 
