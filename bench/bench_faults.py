@@ -71,19 +71,20 @@ def training(data_dir: Path, text: Path) -> Iterator[dict[str, str]]:
         text=True,
     )
     assert up.stdout is not None
-    env = {**os.environ, "NATS_URL": json.loads(up.stdout.readline())["url"], "DCNR_DATA_DIR": str(data_dir)}
-    train = subprocess.Popen(
-        dcnr("train", str(NETWORK), "--text", str(text), "--steps", "10000000", "--batch", str(BATCH), "--json"),
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert train.stdout is not None
-    train.stdout.readline()
-    train.kill()
-    train.communicate()
     try:
+        env = {**os.environ, "NATS_URL": json.loads(up.stdout.readline())["url"], "DCNR_DATA_DIR": str(data_dir)}
+        train = subprocess.Popen(
+            dcnr("train", str(NETWORK), "--text", str(text), "--steps", "10000000", "--batch", str(BATCH), "--json"),
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert train.stdout is not None
+        begun = json.loads(train.stdout.readline())
+        train.kill()
+        train.communicate()
+        assert begun["event"] == "step"
         yield env
     finally:
         up.send_signal(signal.SIGINT)

@@ -28,7 +28,7 @@ from dcnr.ids import SessionId
 from dcnr.storage.checkpoint import read_manifest, read_tensors
 from dcnr.storage.file import FileStorage
 from tests.acceptance.networks import VOCABULARY, small
-from tests.acceptance.running import make_dataset, same_bits
+from tests.acceptance.running import make_dataset
 from tests.faults.processes import Processes, python
 from tests.faults.proxy import FINE, Proxy
 
@@ -79,8 +79,8 @@ class Cluster:
 
     async def join(self, url: str, clients: str, agents: int, orchestrators: int) -> None:
         """The same where servers run already: at `url` for us, at `clients` for everybody else."""
-        self._clients = clients
         self.bus = await connect(url, "test")
+        self._clients = clients
         await self.bus.subscribe(subjects.HEARTBEATS, self._hear)
         for number in range(orchestrators):
             self.start_orchestrator(f"orchestrator-{number + 1}")
@@ -90,8 +90,8 @@ class Cluster:
         await self.until_some_alive(agents)
 
     async def close(self) -> None:
-        """End everything."""
-        self.processes.stop_all()
+        """End everything; the proxy carries the good-byes meanwhile."""
+        await asyncio.to_thread(self.processes.stop_all)
         if self._clients:
             await self.bus.close()
         await self._server.stop()
@@ -173,6 +173,11 @@ class Cluster:
             await asyncio.sleep(LOOK_EVERY)
         return time.monotonic() - began
 
+    async def leader(self) -> str:
+        """The name of the process that leads."""
+        leader = str((await self.ask("cluster.info"))["orchestrator"])
+        return next(name for name in self.processes.names("orchestrator") if leader.startswith(name))
+
     async def pnodes(self) -> dict[str, str]:
         """The state of every PNode, as the orchestrator sees it."""
         return {row["pnode"]: row["state"] for row in (await self.ask("pnode.list"))["pnodes"]}
@@ -224,7 +229,7 @@ class Cluster:
         one = Session(self, name)
         await self.bus.subscribe(subjects.metrics("step", SessionId(name)), one.hear)
         await self.bus.subscribe(subjects.metrics("session", SessionId(name)), one.hear)
-        hyper = {**HYPER, "checkpoint_every": every, **options.pop("hyper", {})}
+        hyper = {**HYPER, "checkpoint_every": every}
         await self.ask("session.create", session=name, steps=steps, pnodes=pnodes, hyper=hyper, **{**OPTIONS, **options})
         return one
 
@@ -340,8 +345,3 @@ async def cluster(data_dir: Path, agents: int, orchestrators: int = 1, seed: int
             yield one
         finally:
             await one.close()
-
-
-def equal_bits(first: Tensors, second: Tensors) -> bool:
-    """Equal names, and under each of them equal bytes."""
-    return same_bits(first, second)

@@ -106,19 +106,19 @@ async def measure(data_dir: Path, steps: int, seed: int) -> bool:
         await session.until_state("done", within=steps * 1.0)
         for task in beside:
             task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
+        for ended in await asyncio.gather(*beside, return_exceptions=True):
+            assert isinstance(ended, asyncio.CancelledError), f"what went on beside the training broke: {ended!r}"
         assert sorted(losses_of(session)) == list(range(1, steps + 1))
         click.echo(f"{steps} steps in {time.monotonic() - began:.0f} s")
         return report(samples)
 
 
 def report(samples: Samples) -> bool:
-    """One table; whether nothing grew."""
-    flat = True
+    """One table; whether something was measured, and nothing grew."""
+    measured = {process: found for process, found in samples.of.items() if len(found) >= ENOUGH}
+    flat = bool(measured)
     click.echo("| process | samples | memory MiB | descriptors | subscriptions |\n|---|---|---|---|---|")
-    for (name, pid), found in samples.of.items():
-        if len(found) < ENOUGH:
-            continue
+    for (name, pid), found in measured.items():
         cells = []
         for what, unit in (("memory", 1 << 20), ("descriptors", 1), ("subscriptions", 1)):
             early, late, grew = growth(found, what)

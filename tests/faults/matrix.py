@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.networks import VOCABULARY
-from tests.acceptance.running import make_dataset
-from tests.faults.cluster import Cluster, Tensors, equal_bits
+from tests.acceptance.running import make_dataset, same_bits
+from tests.faults.cluster import Cluster, Tensors
 from tests.faults.moments import PHASES, Phase, Trap
 from tests.faults.proxy import FINE, Proxy, Weather
 from tests.faults.running import BEFORE, EVERY, begin, same_end
@@ -19,7 +19,7 @@ from tests.faults.trio import Trio
 pytestmark = [pytest.mark.nats, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="package")]
 
 TRIO_TRAINS = 12.0
-"""Seconds: an election of the servers stops writes for 5 to 7."""
+"""Seconds: an election of the servers stops writes for 4 to 9."""
 MANY = 400
 """Steps that last longer than an election."""
 STORMS = {"5 % lost": Weather(loss=0.05), "everything": Weather(loss=0.02, twice=0.02, overtaken=0.02, late=0.01)}
@@ -107,6 +107,7 @@ async def test_an_agent_that_computes_for_half_a_minute_is_alive(whole: Cluster,
     session = await begin(whole, pnodes=len(whole.agents))
     whole.sabotage("compute", "30")
     await same_end(session, undisturbed)
+    assert max(row.step_ms for _, row in session.rows) > 29_900
     assert {row.epoch for _, row in session.rows} == {session.rows[0][1].epoch}
 
 
@@ -130,7 +131,7 @@ async def test_a_cluster_of_servers_loses_its_leader(tmp_path: Path) -> None:
         assert len({row.epoch for _, row in session.rows}) == 1
         alone = await one.session("alone", MANY, 0, pnodes=1)
         await alone.until_state("done")
-        assert equal_bits(await session.tensors(MANY), await alone.tensors(MANY))
+        assert same_bits(await session.tensors(MANY), await alone.tensors(MANY))
     finally:
         await one.close()
         trio.processes.stop_all()

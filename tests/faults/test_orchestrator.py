@@ -12,14 +12,12 @@ import pytest
 from tests.cli.conftest import command, environment
 from tests.faults.cluster import Cluster, Session, Tensors
 from tests.faults.proxy import FINE, Weather
-from tests.faults.running import BEFORE, STEPS, begin, same_end
+from tests.faults.running import BEFORE, IN_FLIGHT, STEPS, begin, same_end
 
 pytestmark = [pytest.mark.nats, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="package")]
 
 RESTARTED, STANDBY = 5.0, 8.0
 """Seconds that it may take until a step is done again: since a new process looks for the lease, and since the leader was killed."""
-IN_FLIGHT = 0.2
-"""Seconds in which rows that were told before may still come."""
 LOOKS = "waits for the lease"
 SLOW = Weather(late=0.06)
 """So that a session lasts longer than the start of a command."""
@@ -71,20 +69,14 @@ async def stand_by(whole: Cluster) -> None:
     await whole.until(lambda: looks(whole, "orchestrator-2") > before, "the second one stands by")
 
 
-async def leader(whole: Cluster) -> str:
-    """The process that leads."""
-    name = (await whole.ask("cluster.info"))["orchestrator"]
-    return next(one for one in whole.processes.names("orchestrator") if name.startswith(one))
-
-
 async def test_a_standby_takes_over(whole: Cluster, undisturbed: Tensors) -> None:
     """The other one leads, without a step lost or repeated."""
     await stand_by(whole)
     session = await begin(whole)
     await session.until_step(BEFORE)
-    victim, began = await leader(whole), time.monotonic()
+    victim, began = await whole.leader(), time.monotonic()
     whole.processes.kill(victim)
-    assert await session.until_trains(began) <= STANDBY
+    assert await session.until_trains(began + IN_FLIGHT) <= STANDBY
     await same_end(session, undisturbed)
     once_each(session)
 
@@ -94,10 +86,10 @@ async def test_a_stopped_leader_is_replaced_and_fenced(whole: Cluster, undisturb
     await stand_by(whole)
     session = await begin(whole)
     await session.until_step(BEFORE)
-    victim, began = await leader(whole), time.monotonic()
+    victim, began = await whole.leader(), time.monotonic()
     whole.processes.signal(victim, signal.SIGSTOP)
     assert await session.until_trains(began + IN_FLIGHT) <= STANDBY
     whole.processes.signal(victim, signal.SIGCONT)
     await same_end(session, undisturbed)
     once_each(session)
-    assert await leader(whole) != victim
+    assert await whole.leader() != victim

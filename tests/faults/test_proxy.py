@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from dcnr.bus.nats import NatsBus, connect
+from dcnr.errors import WorldError
 from tests.bus.contract import until
 from tests.faults.proxy import Frame, Frames, Proxy, Weather
 
@@ -114,18 +115,25 @@ async def test_a_cut_connection_comes_back(pair: Pair) -> None:
 
 async def test_one_direction_can_be_dead(pair: Pair) -> None:
     """What the receiver says is heard, what is said to it is not."""
+    heard = list[bytes]()
+    await pair.sender.subscribe("dcnr.test.back", heard.append)
     pair.proxy.deafen("down", "receiver")
     await pair.send(5)
     await until(lambda: pair.proxy.counts["unheard"] >= 10)
     assert pair.ours == []
+    await pair.receiver.publish("dcnr.test.back", b"x")
+    await until(lambda: heard == [b"x"])
 
 
 async def test_a_stall_holds_everything_back(pair: Pair) -> None:
     """And lets it go in order."""
     pair.proxy.stall()
     await pair.send(5)
+    with pytest.raises(WorldError):  # by then all would have been heard
+        await pair.sender.request("dcnr.test.x", b"last", 0.3)
+    assert pair.ours == pair.others == []
     pair.proxy.flow()
-    await until(lambda: pair.ours == numbers(5))
+    await until(lambda: pair.ours == [*numbers(5), b"last"] and pair.others == numbers(5))
 
 
 async def test_a_tap_sees_who_says_what(pair: Pair) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.faults.cluster import PATIENCE, Cluster, Tensors
+from tests.faults.cluster import Cluster, Tensors
 from tests.faults.running import BEFORE, begin, same_end
 
 pytestmark = [pytest.mark.nats, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="package")]
@@ -36,9 +37,10 @@ async def test_a_wiped_store_is_reported_and_no_fresh_start(whole: Cluster, undi
     log = whole.processes.log("orchestrator-1")
     before = log.stat().st_size
     await whole.restart_server(tmp_path / "empty")
-    await whole.until(lambda: "bucket" in log.read_text()[before:], "the orchestrator says that its buckets are gone", PATIENCE)
+    await whole.until(lambda: not whole.processes.runs("orchestrator-1"), "the orchestrator ends rather than begin anew")
+    assert b"has no records of this cluster" in log.read_bytes()[before:]
+    assert json.loads(await whole.bus.request("$JS.API.STREAM.NAMES", b"", 5.0))["total"] == 0
     whole.kill_server()
     await whole.restart_server(whole.store)
-    if not whole.processes.runs("orchestrator-1"):
-        whole.processes.again("orchestrator-1")
+    whole.processes.again("orchestrator-1")
     await same_end(session, undisturbed)

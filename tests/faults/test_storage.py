@@ -22,12 +22,14 @@ async def test_a_full_disk_is_told_and_stops_no_training(whole: Cluster, undistu
     """The limit of a process stands for a full disk; once there is room, the last checkpoint is written."""
     session = await begin(whole)
     hosts = await session.hosts()
-    for name in hosts:
-        limit_files(whole.processes.process(name), ROOM)
-    await session.until_step(BEFORE + 2 * EVERY)
-    assert "could not save checkpoint" in (await session.ask("show"))["reason"]
-    for name in hosts:
-        limit_files(whole.processes.process(name), resource.RLIM_INFINITY)
+    try:
+        for name in hosts:
+            limit_files(whole.processes.process(name), ROOM)
+        await session.until_step(BEFORE + 2 * EVERY)
+        assert "could not save checkpoint" in (await session.ask("show"))["reason"]
+    finally:  # the next test has the same agents
+        for name in hosts:
+            limit_files(whole.processes.process(name), resource.RLIM_INFINITY)
     await same_end(session, undisturbed)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import socket
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from dcnr.bus.nats import connect
 from dcnr.bus.server import find_binary
 from dcnr.config import environment
 from dcnr.errors import BusUnavailable, WorldError
+from tests.bus.clusters import free_ports
 from tests.faults.processes import Processes
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "nats"
@@ -83,10 +82,3 @@ async def _asked(bus: Bus, what: str) -> dict[str, Any]:
     except (BusUnavailable, WorldError) as error:
         return {"error": str(error)}
     return answer
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody has at this moment."""
-    with ExitStack() as stack:
-        found = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(one.getsockname()[1]) for one in found]

@@ -15,7 +15,7 @@ from dcnr.ids import NodeId, PNodeId
 from dcnr.optim.decide import ScalerState
 from dcnr.storage.base import open_storage
 from dcnr.storage.checkpoint import Manifest, write_manifest
-from tests.agents.tiny import NETWORK, SEQ, SESSION, TINY, VOCABULARY, A, B, C, alternate, deploy_of, graph_of, spread
+from tests.agents.tiny import SEQ, TINY, VOCABULARY, A, B, C, alternate, deploy_of, graph_of, manifest_of, spread
 from tests.integration.scripted import Trainer, agents, batches, info_of
 
 BATCH = 6
@@ -36,30 +36,6 @@ async def cluster(deploy: Deploy) -> AsyncIterator[tuple[dict[PNodeId, Shell], T
         await trainer.leave()
 
 
-def manifest_of(deploy: Deploy, saved: Mapping[PNodeId, Saved], state: ScalerState) -> Manifest:
-    """What an orchestrator would write of these parts."""
-    step = next(iter(saved.values())).step
-    return Manifest(
-        session=SESSION,
-        network=NETWORK,
-        network_file=deploy.network_file,
-        dataset="none",
-        step=step,
-        epoch=deploy.epoch,
-        seed=deploy.seed,
-        total_steps=deploy.total_steps,
-        batch=deploy.batch,
-        micro_batches=deploy.micro_batches,
-        fuse=deploy.fuse,
-        hyper=deploy.hyper,
-        state=state,
-        parts=tuple(one.part for one in saved.values()),
-        kernel="test",
-        created="2000-01-01T00:00:00+00:00",
-        dcnr_version="0",
-    )
-
-
 def test_a_session_goes_on_elsewhere_with_the_same_bits(tmp_path: Path) -> None:
     """Three agents save every second step; one agent, from the checkpoint of step 2, gives the same next losses."""
     data = batches(VOCABULARY, SEQ, BATCH, 5)
@@ -74,8 +50,8 @@ def test_a_session_goes_on_elsewhere_with_the_same_bits(tmp_path: Path) -> None:
                 losses.append(await trainer.step(step, tokens_BS))
                 states.append(trainer.state)
             await trainer.until(lambda: len(trainer.reports(Saved, 2)) == 3)
-            saved = {pnode: report for pnode, report in trainer.reports(Saved, 2).items() if isinstance(report, Saved)}
-            return losses, manifest_of(deploy, saved, states[1])
+            parts = [report.part for report in trainer.reports(Saved, 2).values() if isinstance(report, Saved)]
+            return losses, manifest_of(deploy, parts, 2, states[1])
 
     async def second(manifest: Manifest) -> list[float]:
         await write_manifest(open_storage(f"file://{tmp_path}"), manifest)

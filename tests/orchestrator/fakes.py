@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 
 from dcnr.bus.messages import (
-    Complete,
+    CommandMessage,
     Decision,
     Deploy,
     Deployed,
@@ -26,6 +26,7 @@ from dcnr.bus.messages import (
     Saved,
     SavedPart,
     StepDone,
+    StepMessage,
     StepReport,
     Undeploy,
 )
@@ -53,7 +54,6 @@ outputs: [{name: logits, node_id: head}]
 costs: [{name: loss, node_id: loss}]
 """
 SESSION = SessionId("s")
-HyperFields = dict[str, str | int | float | bool | None]
 
 
 @cache
@@ -117,7 +117,7 @@ class Hosting:
         return self.parts.keys() == set(self.deploy.assignment.values())
 
 
-Told = Deploy | Undeploy | Save | Decision | Complete
+Told = CommandMessage | StepMessage
 
 
 class FakePNodes:

@@ -14,7 +14,7 @@ from dcnr.bus import codec, subjects
 from dcnr.bus.api import call
 from dcnr.bus.base import Bus
 from dcnr.bus.memory import MemoryBroker
-from dcnr.bus.messages import Complete, Decision, Deploy, Heartbeat, Hop, Message, Report, Save, SessionMetrics, StepMetrics, Undeploy
+from dcnr.bus.messages import Deploy, Heartbeat, Hop, Message, Report, SessionMetrics, StepMetrics
 from dcnr.bus.transport import HopTransport
 from dcnr.clock import MonotonicClock
 from dcnr.data.dataset import Dataset
@@ -24,10 +24,9 @@ from dcnr.orchestrator.shell import Outside, Shell
 from dcnr.storage.base import Storage
 from dcnr.storage.file import FileStorage
 from dcnr.text.tokenizer import Tokenizer, add_tokenizer
-from tests.orchestrator.fakes import FakePNodes, info
+from tests.orchestrator.fakes import FakePNodes, Told, info
 
 TEXT = "abcd bcda cdab " * 40
-VOCABULARY = 5
 PATIENCE = 20.0
 """Seconds after which a test gives up."""
 
@@ -154,7 +153,7 @@ class FakeAgent:
     async def _obey(self) -> None:
         while True:
             message = await self._inbox.get()
-            assert isinstance(message, Deploy | Undeploy | Save | Decision | Complete)
+            assert isinstance(message, Told)
             if isinstance(message, Deploy):
                 here = [NodeId(node) for node, home in message.assignment.items() if home == self._me.pnode]
                 await self._transport.listen(message.network, here)
@@ -184,4 +183,6 @@ async def fake_agents(broker: MemoryBroker, *names: str, beside: FakePNodes | No
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        if failed := [end for end in ends if isinstance(end, Exception)]:
+            raise ExceptionGroup("fake agents failed", failed)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dcnr.bus.messages import Complete, Decision, Deploy, Heartbeat, PNodeInfo, Report, Save, StepMetrics, Undeploy
+from dcnr.bus.messages import Complete, Decision, Heartbeat, PNodeInfo, Report, StepMetrics
 from dcnr.ids import Epoch, PNodeId, SessionId
 from dcnr.orchestrator.cluster import Cluster
 from dcnr.orchestrator.commands import Answer, Command, Drop, Measured, Prune, Publish, ReadBatch, SendHop, Store, WriteManifest
@@ -37,7 +37,7 @@ from dcnr.orchestrator.state import (
     SessionState,
     key_of,
 )
-from tests.orchestrator.fakes import SESSION, FakePNodes, graph, info
+from tests.orchestrator.fakes import SESSION, FakePNodes, Told, graph, info
 from tests.orchestrator.story import tokens
 
 EPOCHS = 1000
@@ -89,7 +89,6 @@ class Stage:
     def lead(self) -> None:
         """A new leader takes over from the records; the old one is gone, with all that it had not written or sent."""
         self.term += 1
-        self._line = [item for item in self._line if item[2].__name__ == "reach"]
         found = {cls: tuple(r for (c, _), r in self.records.items() if c is cls) for cls in (NetworkRecord, AssignmentRecord, PNodeRecord)}
         sessions = tuple(self._caught_up(r) for r in self.records.values() if isinstance(r, SessionRecord))
         records = Records(found[NetworkRecord], sessions, found[AssignmentRecord], found[PNodeRecord])  # type: ignore[arg-type]
@@ -165,7 +164,7 @@ class Stage:
 
             self._send(hear)
 
-    def _tell(self, pnode: PNodeId, message: Deploy | Undeploy | Save | Decision | Complete) -> None:
+    def _tell(self, pnode: PNodeId, message: Told) -> None:
         def reach() -> None:
             if pnode in self.there and pnode not in self.silent:
                 self._say(pnode, self.pnodes.told(pnode, message))

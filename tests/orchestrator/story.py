@@ -39,8 +39,8 @@ SETTINGS = Settings(PNodeId("trainer-1"), "file:///data")
 Lose = Callable[[SessionEvent], bool]
 Drop = Callable[[Command], bool]
 M = TypeVar("M", SessionMetrics, StepMetrics)
-NOISY = (StartSession, SuspendSession, Offered)
-"""What comes once."""
+ONCE = (StartSession, SuspendSession, Offered)
+"""What is never repeated."""
 
 
 def nothing(_what: object) -> bool:
@@ -73,7 +73,7 @@ class Story:
             if self.rng is not None:
                 waiting.rotate(int(self.rng.integers(len(waiting))))
             event = waiting.popleft()
-            if self.rng is not None and self.rng.random() < 0.2 and not isinstance(event, NOISY):
+            if self.rng is not None and self.rng.random() < 0.2 and not isinstance(event, ONCE):
                 waiting.append(event)
             if isinstance(event, Offered):
                 self.there.update({info.pnode: info for info in event.pnodes})

@@ -10,14 +10,14 @@ from dcnr.ids import Epoch, NetworkId, PNodeId
 from dcnr.orchestrator import views
 from dcnr.orchestrator.cluster import Cluster
 from dcnr.orchestrator.events import CreateSession, DrainPNode, Heard
-from dcnr.orchestrator.session import Settings
 from dcnr.orchestrator.state import NetworkRecord, Records
 from tests.orchestrator.fakes import SESSION, graph, info, record
+from tests.orchestrator.story import SETTINGS
 
 
 def cluster() -> Cluster:
     """One session deploying to PNode a, which says that it hosts three VNodes of it."""
-    one = Cluster(Records(), {}, Settings(PNodeId("trainer-1"), "file:///data"), 0.0)
+    one = Cluster(Records(), {}, SETTINGS, 0.0)
     one.handle(Heard(Heartbeat(replace(info("a"), memory_used=5), ())), 0.0)
     one.handle(CreateSession(1, record(), graph()), 0.1)
     links = (PeerLink(PNodeId("b"), "tcp", 1234.5),)

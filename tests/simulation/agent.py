@@ -43,7 +43,7 @@ from dcnr.agents.runner import Runner, _failed
 from dcnr.agents.telemetry import Telemetry
 from dcnr.backends.numpy.backend import NumpyBackend
 from dcnr.bus import codec, subjects
-from dcnr.bus.messages import Complete, Decision, Deploy, Heartbeat, Hop, PNodeInfo, Save, Undeploy
+from dcnr.bus.messages import CommandMessage, Deploy, Heartbeat, Hop, PNodeInfo, StepMessage
 from dcnr.errors import DcnrError
 from dcnr.ids import NodeId, PNodeId
 from dcnr.storage.checkpoint import part_key, write_part
@@ -84,7 +84,7 @@ class ComputeThread:
         self._hangs = False
         if self._stuck:
             self._stuck = False
-            self._run()
+            self._agent.after(0.0, self._run)
 
     def submit(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
         """Queue a call."""
@@ -92,9 +92,6 @@ class ComputeThread:
         self._line.append(partial(self._call, future, call, args))
         self._next()
         return future
-
-    def shutdown(self, wait: bool = True) -> None:
-        """The process ends."""
 
     def _next(self) -> None:
         if not self._at_work and self._line:
@@ -165,7 +162,7 @@ class Agent(Process[Event, Command]):
 
     def _hear(self, data: bytes) -> None:
         message = codec.decode(data)
-        if isinstance(message, Deploy | Undeploy | Save | Decision | Complete):
+        if isinstance(message, CommandMessage | StepMessage):
             self.put(Told(message))
 
     def _hear_name(self, data: bytes) -> None:
@@ -223,6 +220,8 @@ class Agent(Process[Event, Command]):
     def _beat(self, beat: Beat) -> None:
         if not any(hosted.busy for hosted in beat.hosted):
             self.around.note("idle", self)
+        if not self.alive:
+            return
         message = Heartbeat(self.info, beat.hosted, beat.stopping, beat.age, ())
         self.around.net.publish(self, subjects.heartbeat(self.info.pnode), codec.encode(message), "Heartbeat")
         if beat.stopping:

@@ -1,7 +1,7 @@
 """What goes wrong in a run: everything is drawn from the seed before it begins.
 
 Rule 1: simple runs (one message, one process) are drawn as often as wild ones, since a simple failure is the one that can be understood.
-Rule 2: a fault comes at a time, or when the n-th thing of a kind (`PHASES`) happens somewhere, and there and then.
+Rule 2: a fault comes at a time, or when the n-th thing of a kind (`AGENT_PHASES`, `LEADER_PHASES`) happens somewhere, and there and then.
 Rule 3: after `Plan.quiet` nothing goes wrong any more; what was broken by then is mended, as far as the run needs it.
 """
 

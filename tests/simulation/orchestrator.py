@@ -129,7 +129,7 @@ class Orchestrator(Process[Event, Command]):
         for subject in (subjects.HEARTBEATS, subjects.REPORTS, subjects.peer(self.me, "echo"), subjects.DISCONNECTS):
             net.subscribe(self, subject, self._hear)
         for command in self.machine.opening():
-            self.perform(command)
+            self._do(partial(self.perform, command))
         self.around.note("leading", self)
         self._arm()
         self._echo(term)
@@ -167,11 +167,11 @@ class Orchestrator(Process[Event, Command]):
                     self.around.net.publish(self, subject, codec.encode(message), kind)
             case SendHop():
                 self._send_hop(command)
-            case ReadBatch(session, epoch, step=step):
-                self.work(0.0005, 0.005, lambda: self._result(BatchRead(session, epoch, step, tokens(step))))
+            case ReadBatch():
+                self.work(0.0005, 0.005, partial(self._batch_read, self._term, command))
             case WriteManifest():
                 self.around.note("completing", self)
-                self.work(0.001, self.around.storage_takes, partial(self._write_manifest, command))
+                self.work(0.001, self.around.storage_takes, partial(self._write_manifest, self._term, command))
             case Prune():
                 self.work(0.001, self.around.storage_takes, partial(self._prune, command))
             case Measured(metric):
@@ -209,9 +209,13 @@ class Orchestrator(Process[Event, Command]):
             return False
         return True
 
-    def _result(self, event: Event) -> None:
-        if self.leads:
+    def _result(self, term: int, event: Event) -> None:
+        """The inbox is of one term: what comes of another's work is lost."""
+        if term == self._term:
             self.put(event)
+
+    def _batch_read(self, term: int, ask: ReadBatch) -> None:
+        self._result(term, BatchRead(ask.session, ask.epoch, ask.step, tokens(ask.step)))
 
     def _send_hop(self, command: SendHop) -> None:
         session = self.machine.sessions.get(command.hop.session)
@@ -226,7 +230,7 @@ class Orchestrator(Process[Event, Command]):
         if self.alive:
             self.around.net.publish(self, subjects.hop(hop.network, hop.targets[0][0], hop.phase), data, "Hop trainer")
 
-    def _write_manifest(self, ask: WriteManifest) -> None:
+    def _write_manifest(self, term: int, ask: WriteManifest) -> None:
         record, manifest = ask.record, manifest_of(ask)
         event: Event
         try:
@@ -237,7 +241,7 @@ class Orchestrator(Process[Event, Command]):
             self.around.note("completed", self)
             event = ManifestWritten(record.session, record.epoch, CheckpointRecord(ask.step, manifest.key, ask.scaler))
         if self.alive:
-            self._result(event)
+            self._result(term, event)
 
     def _prune(self, ask: Prune) -> None:
         for step in ask.steps:
@@ -269,7 +273,7 @@ class Orchestrator(Process[Event, Command]):
             self._stand_by()
             return
         except WorldError:
-            self._waiting.setdefault(place, record)
+            self._waiting = {place: record, **self._waiting}  # first, and with its newest value
             self._writing = True
             self.after(RETRY_AFTER, partial(self._write_next, term))
         self._go_on_writing()

@@ -2,7 +2,7 @@
 
 Rule 1: what a process has asked for happens only while it lives; while it is stopped, it waits, in order, until it goes on.
 Rule 2: its inbox follows `dcnr.machine.drive`: a deadline that has passed goes before the next event, one event at a time.
-Rule 3: a kill in the middle of an event's commands leaves the rest of them undone.
+Rule 3: a kill in the middle of an event's commands leaves the rest of them undone; a stop holds them back.
 Rule 4: its clock is its own: it differs from all others by a fixed amount, and goes on while the process is stopped.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from random import Random
 from typing import Any, Generic, TypeVar
 
@@ -83,8 +84,6 @@ class Process(Generic[E, C]):
         self._forgets = False
         self.handled = 0
         """Events so far."""
-        self.most = 0
-        """Things that its machine remembered at most."""
         self.trace: Callable[..., None] | None = None
         self._armed: float | None = None
 
@@ -156,16 +155,15 @@ class Process(Generic[E, C]):
         if self.trace is not None:
             self.trace(self.name, "<-", brief(event), *("\n               -> " + brief(command) for command in commands))
         for command in commands:
-            if self.alive:
-                self.perform(command)
+            self._do(partial(self.perform, command))
 
     def _check_growth(self) -> None:
         """Whatever goes wrong, a machine remembers a bounded number of things. Looked at now and then, since counting takes time."""
         self.handled += 1
         if self.handled % WEIGHED_EVERY == 0:
-            self.most = max(self.most, weigh(self.machine))
-            if self.most > MOST:
-                raise AssertionError(f"{self.name} remembers {self.most} things")
+            things = weigh(self.machine)
+            if things > MOST:
+                raise AssertionError(f"{self.name} remembers {things} things")
 
     def _tick_if_due(self) -> None:
         due = self.machine.deadline()

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from dcnr.bus.messages import Heartbeat, PNodeInfo
 from dcnr.ids import PNodeId
 from dcnr.orchestrator.events import Disconnected, DrainPNode, Echoed, Heard, Tick
-from dcnr.orchestrator.fleet import DEAD_AFTER, DEAD_AFTER_CUT, DEAF_AFTER, SUSPECT_AFTER, Fleet, FleetChange, Gone, Joined
+from dcnr.orchestrator.fleet import DEAD_AFTER, DEAD_AFTER_CUT, DEAF_AFTER, Fleet, FleetChange, Gone, Joined
 from dcnr.orchestrator.state import PNodeRecord, PNodeState
 
 NAMES = st.sampled_from((PNodeId("a"), PNodeId("b")))
@@ -34,7 +34,8 @@ class Fleets(RuleBasedStateMachine):
         """Who joined and is not gone."""
         self.heard: dict[PNodeId, float] = {KNOWN: 0.0}
         """When the process that counts was last heard, or when everybody was forgiven."""
-        self.cut: set[PNodeId] = set()
+        self.cut: dict[PNodeId, float] = {}
+        """When the connection was closed, of those that were not heard since."""
         self.echoed = 0.0
 
     @rule(name=NAMES, life=LIVES, stopping=st.booleans())
@@ -44,7 +45,7 @@ class Fleets(RuleBasedStateMachine):
         member = self.fleet.members.get(name)
         if not stopping and member is not None and member.record.info.incarnation == life:
             self.heard[name] = self.now
-            self.cut.discard(name)
+            self.cut.pop(name, None)
         self.follow(changes)
 
     @rule()
@@ -60,7 +61,7 @@ class Fleets(RuleBasedStateMachine):
     def disconnect(self, name: PNodeId) -> None:
         """The server says that a connection was closed."""
         self.follow(self.fleet.handle(Disconnected(name), self.now))
-        self.cut.add(name)
+        self.cut[name] = self.now
 
     @rule(name=NAMES)
     def drain(self, name: PNodeId) -> None:
@@ -78,18 +79,19 @@ class Fleets(RuleBasedStateMachine):
         self.judge()
 
     def judge(self) -> None:
-        """Only silence kills, and only while we hear ourselves; whoever was silent for long is dead then."""
+        """Only silence kills, and only while we hear ourselves; whoever was silent, or cut off, for long is dead then."""
         deaf, heard = self.now > self.echoed + DEAF_AFTER, dict(self.heard)
         changes = self.fleet.handle(Tick(), self.now)
         for change in changes:
             if isinstance(change, Gone):
-                silent = self.now - heard[change.pnode]
+                silent, cut = self.now - heard[change.pnode], self.cut.get(change.pnode)
                 assert not deaf
-                assert silent >= DEAD_AFTER or (change.pnode in self.cut and silent >= min(DEAD_AFTER_CUT, SUSPECT_AFTER))
+                assert silent >= DEAD_AFTER or (cut is not None and self.now - cut >= DEAD_AFTER_CUT)
         self.follow(changes)
         if not deaf:
             self.follow(self.fleet.handle(Tick(), self.now))
             assert all(self.now - self.heard[name] < DEAD_AFTER for name in self.there)
+            assert all(self.now - cut < DEAD_AFTER_CUT for name, cut in self.cut.items() if name in self.there)
 
     def follow(self, changes: list[FleetChange]) -> None:
         """Whoever joins was not there, or is heard by this leader for the first time; whoever goes was there."""
@@ -101,7 +103,7 @@ class Fleets(RuleBasedStateMachine):
                 case Gone(pnode):
                     assert pnode in self.there or pnode == KNOWN
                     self.there.discard(pnode)
-                    self.cut.discard(pnode)
+                    self.cut.pop(pnode, None)
 
     @invariant()
     def knows_who_is_there(self) -> None:
@@ -110,7 +112,7 @@ class Fleets(RuleBasedStateMachine):
         assert {one.pnode for one in self.fleet.present()} - {KNOWN} == self.there
         assert {one.pnode for one in self.fleet.eligible()} <= self.there
         due = self.fleet.deadline()
-        assert due is None or self.now >= due or due > self.now
+        assert due is None or due > self.now
 
     def teardown(self) -> None:
         """In the end everybody who is silent is found out."""

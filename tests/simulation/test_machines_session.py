@@ -20,7 +20,6 @@ from tests.orchestrator.story import START, SUSPEND, TWO, S, Story, trained
 
 NAMES = st.sampled_from((PNodeId("a"), PNodeId("b"), PNodeId("c")))
 STEPS = 5
-AT_REST = frozenset({S.SUSPENDED, S.DONE})
 
 
 @cache

@@ -55,7 +55,7 @@ def test_whatever_goes_wrong_the_result_is_the_same() -> None:
     tally = campaign(count(SEEDS), SECONDS)
     assert not tally.failures, failures_of(tally)
     assert tally.runs >= LEAST
-    assert all(tally.seen[remedy] for remedy in ("again", "back", "from memory", "faults"))
+    assert all(tally.seen[remedy] for remedy in ("again", "back", "from memory", "adopted", "faults"))
 
 
 def test_a_seed_is_a_run() -> None:

@@ -59,8 +59,6 @@ class World:
         self.disk = Disk()
         self.storage_takes = STORAGE_TAKES
         self.rows: list[StepMetrics] = []
-        self.agents: dict[PNodeId, Agent] = {}
-        """The newest life of each."""
         self.orchestrators: list[Orchestrator] = []
         self.lives: list[AnyProcess] = []
         """All processes that ever were."""
@@ -151,9 +149,7 @@ class World:
     # -- who runs ----------------------------------------------------------------------------------------------------------
 
     def _start_agent(self, name: PNodeId) -> None:
-        agent = Agent(name, f"{len(self.lives):04}", self, Random(f"{self.plan.seed} life {len(self.lives)}"))
-        self.agents[name] = agent
-        self._born(agent)
+        self._born(Agent(name, f"{len(self.lives):04}", self, Random(f"{self.plan.seed} life {len(self.lives)}")))
 
     def _start_orchestrator(self) -> None:
         number = len(self.lives)
@@ -229,7 +225,7 @@ class World:
                     self._hit(fault, victim)
 
     def _victim(self, fault: Fault) -> AnyProcess | None:
-        return self._leader() if fault.victim < 0 else self.agents.get(self.names[fault.victim])
+        return self._leader() if fault.victim < 0 else next(iter(self._lives_of(self.names[fault.victim])), None)
 
     def _hit(self, fault: Fault, victim: AnyProcess) -> None:
         what, seconds, after = fault.what.removeprefix("leader "), fault.seconds, self.scheduler.after
