@@ -29,13 +29,13 @@ demo: $(RUN)  ## a whole cluster, a network and a text sample, in a few minutes
 	@$(BIN)/dcnr demo
 
 # What needs no timing, the kernels of the GPU run by the CPU above all, goes beside everything else.
-BESIDE := tests/backends/cupy tests/simulation tests/storage tests/parity
+BESIDE := tests/backends/cupy tests/acceptance tests/integration tests/simulation tests/storage tests/parity
 
-test: check  ## everything: style, types, the whole suite
+test: $(DEV)  ## everything: style, types, the whole suite
 	@mkdir -p build
 	@$(BIN)/python -m pytest -p no:cacheprovider $(BESIDE) >build/beside.log 2>&1 & beside=$$!; \
 	trap 'kill $$beside' INT TERM; \
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(BESIDE)); rest=$$?; \
+	$(MAKE) --no-print-directory check && $(BIN)/python -m pytest $(addprefix --ignore=,$(BESIDE)); rest=$$?; \
 	wait $$beside; beside=$$?; cat build/beside.log; test $$rest -eq 0 && test $$beside -eq 0
 
 chaos: $(DEV)  ## real processes, a hundred random faults, and the same weights in the end (FAULTS=10 SEED=7 for another run)

@@ -17,7 +17,7 @@ from dcnr.backends.blas import limit_blas
 from dcnr.backends.cpu import activation, arrays, attention, casts, cost, embedding, linear, norm, optimizer, random
 from dcnr.backends.cpu.pool import Pool, total_memory
 from dcnr.backends.dtypes import dtype_of
-from dcnr.backends.host import HostOps
+from dcnr.backends.host import HostFetch, HostOps
 from dcnr.errors import BackendUnavailable
 
 Array = npt.NDArray[Any]
@@ -39,9 +39,14 @@ class CpuBackend(HostOps):
     def __init__(self) -> None:
         limit_blas()
         self._pool = Pool()
+        self._copies = Pool()
+        """Of checkpoints: they are no working memory, and the next one goes where the last one was."""
 
     def memory(self) -> DeviceMemory:
         return DeviceMemory(total_memory(), self._pool.held)
+
+    def fetch(self, arrays: Sequence[Array | Scalar]) -> HostFetch:
+        return HostFetch([casts.copy_of(self._copies, x) if isinstance(x, np.ndarray) else np.array(x) for x in arrays])
 
     # -- arrays ---------------------------------------------------------------------------------------------------
 

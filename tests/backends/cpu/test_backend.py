@@ -109,3 +109,20 @@ def test_memory_counts_what_is_held() -> None:
     assert CPU.memory().used - before >= 0
     assert CPU.memory().used >= sum(array.nbytes for array in held)
     assert CPU.memory().total > CPU.memory().used
+
+
+def test_a_copy_goes_where_an_earlier_one_was() -> None:
+    """Its pages are touched already; nothing of it counts as working memory, and what it was made from may change."""
+    x = CPU.zeros((512, 512), "float32")
+    held = CPU.memory().used
+    places = set()
+    for number in range(3):
+        x.fill(number)
+        copy, scalar = CPU.fetch([x, 0.5]).wait()
+        x.fill(-1)
+        assert np.all(copy == number)
+        assert scalar == 0.5
+        places.add(copy.ctypes.data)
+        del copy
+    assert len(places) == 1
+    assert CPU.memory().used == held
