@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from dcnr.agents.commands import Pass
 from dcnr.agents.crew import Crew
@@ -85,6 +86,7 @@ def test_a_device_decides_as_a_host_does() -> None:
         assert_close(theirs[name], tensor, "float16", name)  # Adam turns the rounding of tiny gradients into steps of its own size
 
 
+@pytest.mark.timeout(300)
 def test_two_hundred_steps_in_half_precision_follow_the_definition() -> None:
     """Text, dropout, clipping, and overflows at the start: rounding does not add up, and both skip the same steps.
 
