@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -35,7 +35,9 @@ from dcnr.storage.checkpoint import (
     step_of,
     verify_checkpoint,
 )
-from dcnr.storage.export import DESCRIPTION, TOKENIZER, Folder, export_folder, import_folder, read_folder
+
+if TYPE_CHECKING:
+    from dcnr.storage.export import Folder
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -150,6 +152,8 @@ def export(source: str, folder: Path, storage: str | None, data_dir: Path, as_js
 
     The weights are one safetensors file under the names of the network file, whatever was fused or where it ran (docs/EXPORT.md).
     """
+    from dcnr.storage.export import DESCRIPTION, TOKENIZER, export_folder  # half a second: networks are read for it
+
     session, step = session_and_step(source)
     description, missing = run(export_folder(chosen(storage, data_dir), data_dir, session, step, folder))
     if missing:
@@ -173,11 +177,15 @@ def session_and_step(source: str) -> tuple[SessionId, int | None]:
 @json_option
 def import_(folder: Path, session: str, dataset: str | None, as_json: bool) -> None:
     """Make a session of an exported FOLDER, in the storage of the cluster. It is suspended, and can be resumed with fresh moments."""
+    from dcnr.storage.export import read_folder
+
     name = SessionId(check_id(session, "session"))
     show_record(run(_import(read_folder(folder), name, dataset)), as_json)
 
 
 async def _import(folder: Folder, session: SessionId, dataset: str | None) -> dict[str, object]:
+    from dcnr.storage.export import import_folder
+
     async with connection() as bus:
         taken = [row["session"] for row in (await call(bus, "session.list"))["sessions"]]
         if session in taken:

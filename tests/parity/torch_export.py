@@ -122,13 +122,15 @@ def layernorm(p: Parameters, config: Config, inputs: Sequence[Tensor]) -> tuple[
     return (F.layer_norm(x, x.shape[-1:], p["weight"], p.get("bias"), float(config.get("eps", 1e-5))),)
 
 
+def by_head(x_BTF: Tensor, heads: int) -> Tensor:
+    """[B, T, H * D] → [B, H, T, D]."""
+    return x_BTF.reshape(*x_BTF.shape[:2], heads, -1).transpose(1, 2)
+
+
 def attention(p: Parameters, config: Config, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Heads side by side in the rows of q, k and v; a single head is the same with one."""
     heads = int(config.get("num_heads", 1))
-    q, k, v = (
-        F.linear(inputs[0], p[f"{name}_weight"], p.get(f"{name}_bias")).unflatten(-1, (heads, -1)).transpose(1, 2)
-        for name in ("q", "k", "v")
-    )
+    q, k, v = (by_head(F.linear(inputs[0], p[f"{name}_weight"], p.get(f"{name}_bias")), heads) for name in ("q", "k", "v"))
     if word(config, "position_encoding", "rope") == "rope":
         theta = float(config.get("rope_theta", 10000))
         q, k = rotate(q, theta), rotate(k, theta)
