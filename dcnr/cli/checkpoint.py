@@ -158,7 +158,7 @@ def export(source: str, folder: Path, storage: str | None, data_dir: Path, as_js
     description, missing = run(export_folder(chosen(storage, data_dir), data_dir, session, step, folder))
     if missing:
         click.echo(f"without {TOKENIZER}: {missing}", err=True)
-    fields = {"session": session, "step": description.step, "network": description.network, "tokenizer": description.tokenizer}
+    fields = {"session": session, "step": description.step, "network": description.network}
     show_record({"folder": str(folder), **fields, "files": [*description.files, DESCRIPTION]}, as_json)
 
 

@@ -177,7 +177,10 @@ class Api:
         try:
             manifest = await read_manifest(self._storage, name)
         except NotFound as error:
-            raise NotFound(error.message, "put it into the storage that the orchestrator uses: see `dcnr checkpoint import`") from error
+            raise NotFound(
+                error.message,
+                "`dcnr checkpoint import` must see the storage of the orchestrator: run it on that machine, or share the storage",
+            ) from error
         network = await asyncio.to_thread(_read_network, manifest.network_file, "network.yml")
         graph = await asyncio.to_thread(prepared, manifest.network_file, "network.yml", manifest.fuse)
         dataset = request.dataset if request.dataset is not None else manifest.dataset

@@ -68,7 +68,7 @@ def test_export_writes_a_folder(folder: Path, source: str, step: int) -> None:
     out = folder / "out"
     result = dcnr(folder, "export", source, str(out), "--json")
     assert json.loads(result.stdout) == {
-        "folder": str(out), "session": "small", "step": step, "network": "small", "tokenizer": None,
+        "folder": str(out), "session": "small", "step": step, "network": "small",
         "files": ["model.safetensors", "network.yml", "dcnr.json"],
     }  # fmt: skip
     assert result.stderr.startswith("without tokenizer.json: there is no dataset 'books' in")
