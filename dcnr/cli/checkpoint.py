@@ -1,4 +1,5 @@
-"""`dcnr checkpoint`: list, verify, prune and export checkpoints, by default those of the data directory. Nothing needs to run.
+"""`dcnr checkpoint`: list, verify, prune, export and import checkpoints, by default those of the data directory. Nothing needs to run, but
+for `import`: it writes to the storage that the orchestrator says it uses, and then has the orchestrator take what is there as a session.
 
 `prune` never touches the newest checkpoint that verifies, nor one that a running session could go back to: it asks the orchestrator, if
 one answers, which the session goes back to.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -16,16 +17,15 @@ from dcnr.bus.api import call
 from dcnr.cli.client import connection, run
 from dcnr.cli.output import Group, data_dir_option, example, json_option, progress, show_record, show_table
 from dcnr.config import from_environment
-from dcnr.errors import BusUnavailable, NotFound
-from dcnr.ids import SessionId
+from dcnr.errors import AlreadyExists, BusUnavailable, NotFound, UserError
+from dcnr.ids import SessionId, check_id
 from dcnr.optim.hyper import Hyper
 from dcnr.storage.base import Storage, open_storage
 from dcnr.storage.checkpoint import (
     DAMAGED,
-    MOMENTS,
     Manifest,
     Removal,
-    export_safetensors,
+    delete_checkpoints,
     find_manifests,
     manifest_keys,
     newest_complete,
@@ -36,12 +36,15 @@ from dcnr.storage.checkpoint import (
     verify_checkpoint,
 )
 
+if TYPE_CHECKING:
+    from dcnr.storage.export import Folder
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 @click.group(cls=Group)
 def checkpoint() -> None:
-    """List, verify, prune and export checkpoints."""
+    """List, verify, prune, export and import checkpoints."""
 
 
 def storage_options(command: F) -> F:
@@ -139,17 +142,63 @@ async def _goes_back_to(session: SessionId) -> int | None:
     return max(shown["checkpoints"], default=None)
 
 
-@checkpoint.command(epilog=example("dcnr checkpoint export run1 --step 0 --out run1.safetensors"))
-@click.argument("session")
-@click.option("--step", type=click.IntRange(0), help="The newest if not given; 0 is before training.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The .safetensors file to write.")
+@checkpoint.command(epilog=example("dcnr checkpoint export run1 run1-model", "dcnr checkpoint export run1@400 run1-at-400"))
+@click.argument("source", metavar="SESSION[@STEP]")
+@click.argument("folder", type=click.Path(path_type=Path))
 @storage_options
 @json_option
-def export(session: str, step: int | None, out: Path, storage: str | None, data_dir: Path, as_json: bool) -> None:
-    """Write the weights of a checkpoint as `<node_id>.<parameter>`, as in the network file, whatever was fused or where it ran."""
-    manifest = run(export_safetensors(chosen(storage, data_dir), SessionId(session), step, out))
-    weights = sum(not name.endswith(MOMENTS) for name in manifest.tensors)
-    show_record({"out": str(out), "session": manifest.session, "step": manifest.step, "tensors": weights}, as_json)
+def export(source: str, folder: Path, storage: str | None, data_dir: Path, as_json: bool) -> None:
+    """Write the network of a checkpoint, by default the newest, into FOLDER: weights, YAML and tokenizer, for other tools and clusters.
+
+    The weights are one safetensors file under the names of the network file, whatever was fused or where it ran (docs/EXPORT.md).
+    """
+    from dcnr.storage.export import DESCRIPTION, TOKENIZER, export_folder  # half a second: networks are read for it
+
+    session, step = session_and_step(source)
+    description, missing = run(export_folder(chosen(storage, data_dir), data_dir, session, step, folder))
+    if missing:
+        click.echo(f"without {TOKENIZER}: {missing}", err=True)
+    fields = {"session": session, "step": description.step, "network": description.network}
+    show_record({"folder": str(folder), **fields, "files": [*description.files, DESCRIPTION]}, as_json)
+
+
+def session_and_step(source: str) -> tuple[SessionId, int | None]:
+    """What `SESSION[@STEP]` means; without a step the newest checkpoint."""
+    name, at, step = source.partition("@")
+    if at and not (step.isascii() and step.isdecimal()):
+        raise UserError(f"'{source}' is no checkpoint: '{step}' is not a step", f"use {name}@400, or {name} for the newest")
+    return SessionId(check_id(name, "session")), int(step) if at else None
+
+
+@checkpoint.command("import", epilog=example("dcnr checkpoint import run1-model --session mine", "dcnr session resume mine --steps 2000"))
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--session", required=True, help="Name of the session that it becomes.")
+@click.option("--dataset", help="What it trains on from now on (default: the dataset of that name where it was exported, if there is one).")
+@json_option
+def import_(folder: Path, session: str, dataset: str | None, as_json: bool) -> None:
+    """Make a session of an exported FOLDER, in the storage of the cluster. It is suspended, and can be resumed with fresh moments."""
+    from dcnr.storage.export import read_folder
+
+    name = SessionId(check_id(session, "session"))
+    show_record(run(_import(read_folder(folder), name, dataset)), as_json)
+
+
+async def _import(folder: Folder, session: SessionId, dataset: str | None) -> dict[str, object]:
+    from dcnr.storage.export import import_folder
+
+    async with connection() as bus:
+        taken = [row["session"] for row in (await call(bus, "session.list"))["sessions"]]
+        if session in taken:
+            raise AlreadyExists(f"session '{session}' exists", "choose another name, or delete that session")
+        storage = open_storage((await call(bus, "cluster.info"))["storage"])
+        await import_folder(storage, folder, session, dataset)
+        try:
+            return await call(bus, "session.import", session=session, **({} if dataset is None else {"dataset": dataset}))
+        except AlreadyExists:  # made meanwhile, and what is in storage may be its own
+            raise
+        except UserError:
+            await delete_checkpoints(storage, session)
+            raise
 
 
 def _fields(manifest: Manifest) -> dict[str, object]:

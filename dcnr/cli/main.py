@@ -25,7 +25,7 @@ COMMANDS = {
     "session": ("dcnr.cli.session:session", "List, watch, suspend, resume, divide anew and delete training runs."),
     "pnode": ("dcnr.cli.pnode:pnode", "List and drain the processes that host VNodes."),
     "metrics": ("dcnr.cli.metrics:metrics", "Follow live metrics."),
-    "checkpoint": ("dcnr.cli.checkpoint:checkpoint", "List, verify, prune and export checkpoints."),
+    "checkpoint": ("dcnr.cli.checkpoint:checkpoint", "List, verify, prune, export and import checkpoints."),
     "chaos": ("dcnr.cli.chaos:chaos", "Break parts of a running cluster, and watch it recover."),
     "doctor": ("dcnr.cli.doctor:doctor", "Say what works here, and what to do about what does not."),
 }

@@ -1,4 +1,4 @@
-"""`dcnr network`: check, register, analyze and draw networks.
+"""`dcnr network`: check, register, clone, analyze and draw networks.
 
 Rule 1: validate, analyze and draw take a file with nothing running, or a registered name.
 Rule 2: nothing partial is ever registered: a file is checked here, with all its problems, before the orchestrator sees it.
@@ -15,9 +15,10 @@ import click
 from dcnr.cli.client import ask, connection, run
 from dcnr.cli.output import Group, example, json_option, show_json, show_record, show_table
 from dcnr.cli.source import Source, fetch_source, is_file, read_source
-from dcnr.ids import PNodeId
+from dcnr.ids import NetworkId, PNodeId, check_id
 from dcnr.network.draw import FORMATS, draw
 from dcnr.network.graph import Graph
+from dcnr.network.rename import renamed
 from dcnr.passes import prepare
 from dcnr.placement.analyze import Analysis, analyze
 from dcnr.placement.explain import explain
@@ -57,6 +58,17 @@ def create(file: str, as_json: bool) -> None:
 def update(file: str, as_json: bool) -> None:
     """Register a network in place of an older one of its name."""
     _register(file, replace=True, as_json=as_json)
+
+
+@network.command(epilog=example("dcnr network clone tiny tiny-2"))
+@click.argument("source", metavar="FILE.yml|NAME")
+@click.argument("name", metavar="NEW")
+@json_option
+def clone(source: str, name: str, as_json: bool) -> None:
+    """Register a network once more under the name NEW; its text is kept but for the name."""
+    new = NetworkId(check_id(name, "network"))
+    text = renamed(find_source(source).text, new)
+    show_record(ask("network.create", file=text, file_name=f"{new}.yml"), as_json)
 
 
 @network.command("list", epilog=example("dcnr network list"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ from dcnr.network.graph import Graph
 from dcnr.network.load import load_graph
 from dcnr.orchestrator import events, views
 from dcnr.orchestrator.cluster import Cluster
-from dcnr.orchestrator.planning import check_data, check_hyper, count_parameters, prepared
+from dcnr.orchestrator.planning import check_data, check_hyper, check_tokenizer, count_parameters, prepared
 from dcnr.orchestrator.requests import (
     CreateNetwork,
     CreateSession,
+    ImportSession,
     NamedNetwork,
     NamedPNode,
     NamedSession,
@@ -34,10 +35,12 @@ from dcnr.orchestrator.requests import (
     SessionRows,
 )
 from dcnr.orchestrator.session import Session
-from dcnr.orchestrator.state import NetworkRecord, SessionRecord, SessionState
+from dcnr.orchestrator.state import CheckpointRecord, NetworkRecord, SessionRecord, SessionState
 from dcnr.orchestrator.store import newest_checkpoint
+from dcnr.orchestrator.trainer import scaler_fields
 from dcnr.storage.base import Storage
-from dcnr.storage.checkpoint import checkpoint_prefix
+from dcnr.storage.checkpoint import Manifest, checkpoint_prefix, read_manifest
+from dcnr.storage.export import imported_tokenizer
 
 MAX_ROWS = 200
 """So many fit a message of any server."""
@@ -81,6 +84,7 @@ class Api:
             Verb("network.show", NamedNetwork, self._show_network),
             Verb("network.delete", NamedNetwork, self._delete_network),
             Verb("session.create", CreateSession, self._create_session),
+            Verb("session.import", ImportSession, self._import_session),
             Verb("session.start", NamedSession, self._start_session),
             Verb("session.resume", ResumeSession, self._resume_session),
             Verb("session.suspend", NamedSession, self._suspend_session),
@@ -165,6 +169,40 @@ class Api:
     async def _taken(self, name: SessionId) -> bool:
         return name in self._cluster.sessions or bool(await self._storage.list(checkpoint_prefix(name)))
 
+    async def _import_session(self, request: ImportSession) -> Answer:
+        """What is in storage already becomes a session that is suspended. Its network is registered, if none of that name is."""
+        name = SessionId(check_id(request.session, "session"))
+        if name in self._cluster.sessions:
+            raise AlreadyExists(f"session '{name}' exists", "choose another name, or delete that session")
+        try:
+            manifest = await read_manifest(self._storage, name)
+        except NotFound as error:
+            raise NotFound(
+                error.message,
+                "`dcnr checkpoint import` must see the storage of the orchestrator: run it on that machine, or share the storage",
+            ) from error
+        network = await asyncio.to_thread(_read_network, manifest.network_file, "network.yml")
+        graph = await asyncio.to_thread(prepared, manifest.network_file, "network.yml", manifest.fuse)
+        dataset = request.dataset if request.dataset is not None else manifest.dataset
+        reason = f"imported; to train on: dcnr session resume {name} --steps N"
+        try:
+            await self._check_data(graph, name, dataset)
+        except UserError as error:
+            if request.dataset is not None:
+                raise
+            reason = f"imported; it cannot be trained on: {error.message}"
+        new = network if network.name not in self._cluster.networks else None
+        record = replace(_imported(manifest, reason), dataset=dataset)
+        await self._ask(lambda number: events.CreateSession(number, record, None, new))
+        return {**views.session_state(self._session(name)), "step": record.step, "dataset": dataset, "reason": reason}
+
+    async def _check_data(self, graph: Graph, session: SessionId, dataset: str) -> None:
+        """Raise `UserError` unless `session` can be trained on `dataset`."""
+        await asyncio.to_thread(check_data, graph, self._data_dir, dataset)
+        tokenizer = await imported_tokenizer(self._storage, session)
+        if tokenizer is not None:
+            await asyncio.to_thread(check_tokenizer, tokenizer, self._data_dir, dataset)
+
     async def _start_session(self, request: NamedSession) -> Answer:
         session = self._session(request.session)
         if session.record.state is not SessionState.CREATED:
@@ -177,6 +215,7 @@ class Api:
     async def _go_on(self, session: Session, steps: int | None) -> Answer:
         record = session.record
         graph: Graph = await asyncio.to_thread(prepared, record.network_file, record.file_name, record.fuse)
+        await self._check_data(graph, record.session, record.dataset)
         checkpoint = await newest_checkpoint(self._storage, record.session)
         if checkpoint is None and record.step:
             lost = f"no checkpoint of session '{record.session}' in {self._storage.url} can be read, and it had done {record.step} steps"
@@ -249,3 +288,26 @@ def _read_network(file: str, file_name: str) -> NetworkRecord:
     """What is registered of a network file. Blocks; raises `NetworkFileError`."""
     graph = load_graph(file, file_name)
     return NetworkRecord(graph.name, file, file_name, len(graph.nodes), count_parameters(graph))
+
+
+def _imported(manifest: Manifest, reason: str) -> SessionRecord:
+    """The session of a checkpoint that was made elsewhere, at rest."""
+    checkpoint = CheckpointRecord(manifest.step, manifest.key, scaler_fields(manifest.state))
+    return SessionRecord(
+        session=manifest.session,
+        network=manifest.network,
+        network_file=manifest.network_file,
+        file_name="network.yml",
+        dataset=manifest.dataset,
+        steps=manifest.total_steps,
+        batch=manifest.batch,
+        micro_batches=manifest.micro_batches,
+        seed=manifest.seed,
+        hyper=manifest.hyper,
+        fuse=manifest.fuse,
+        pnodes=0,
+        state=SessionState.SUSPENDED,
+        reason=reason,
+        step=manifest.step,
+        checkpoints=(checkpoint,),
+    )

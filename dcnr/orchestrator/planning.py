@@ -22,6 +22,7 @@ from dcnr.optim.hyper import Hyper
 from dcnr.orchestrator.feed import feeds_of
 from dcnr.orchestrator.state import UNDER_WAY, SessionRecord
 from dcnr.passes import prepare
+from dcnr.text.tokenizer import Tokenizer
 
 
 def prepared(file: str, file_name: str, fuse: bool) -> Graph:
@@ -60,6 +61,16 @@ def check_data(graph: Graph, data_dir: Path, name: str) -> None:
                 f"dataset '{name}' has a vocabulary of {size}, node '{node_id}' of network '{graph.name}' of {known}",
                 f"set vocab_size to {size} or more, or use a dataset with a smaller tokenizer",
             )
+
+
+def check_tokenizer(tokenizer: Tokenizer, data_dir: Path, name: str) -> None:
+    """Raise `UserError` unless dataset `name` was made with `tokenizer`, the one that a session was imported with."""
+    dataset = Dataset.open(data_dir, name)
+    if dataset.tokenizer().to_json() != tokenizer.to_json():
+        raise UserError(
+            f"dataset '{name}' was made with another tokenizer ('{dataset.manifest.tokenizer}') than the network",
+            "make a dataset with the network's tokenizer.json, and import the folder again with --dataset",
+        )
 
 
 def check_hyper(given: Mapping[str, object]) -> Hyper:

@@ -72,6 +72,12 @@ class ResumeSession(NamedSession):
     steps: int | None = Field(default=None, ge=1, le=MAX_STEP)
 
 
+class ImportSession(NamedSession):
+    """Know the checkpoint that was put into storage as one of a session of this name. `dataset`: one that must fit it, to train on."""
+
+    dataset: str | None = None
+
+
 class SessionRows(NamedSession):
     """Rows of a session's training log, from step `first` to step `last`."""
 

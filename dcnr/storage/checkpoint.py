@@ -2,6 +2,7 @@
 
     checkpoints/<session>/<step>/<pnode>.<epoch>.safetensors     one part per PNode
     checkpoints/<session>/<step>/manifest.json                   written last
+    checkpoints/<session>/tokenizer.json                         of an imported session: no dataset need be there to read its ids
 
 Rule 1: a checkpoint without manifest does not exist. So parts may be uploaded in any order, twice, or never.
 Rule 2: names are those of the network file, whatever passes merged: `<node>.<parameter>`, its Adam moments `…:m` and `…:v`, all float32.
@@ -19,7 +20,6 @@ import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -28,7 +28,7 @@ from dcnr.errors import NotFound, PeerError
 from dcnr.ids import Epoch, NetworkId, PNodeId, SessionId, check_id
 from dcnr.optim.decide import ScalerState
 from dcnr.storage.base import Storage
-from dcnr.storage.file import Buffer, write_file
+from dcnr.storage.file import Buffer
 from dcnr.storage.tensors import Float32Array, decode_tensors, encode_tensors
 
 MOMENTS = (":m", ":v")
@@ -100,15 +100,21 @@ def manifest_key(session: SessionId, step: int) -> str:
     return f"{checkpoint_prefix(session, step)}{_MANIFEST_NAME}"
 
 
+def tokenizer_key(session: SessionId) -> str:
+    """Key of the tokenizer that an imported session came with."""
+    return f"{checkpoint_prefix(session)}tokenizer.json"
+
+
 async def write_part(storage: Storage, key: str, tensors: Mapping[str, Float32Array]) -> SavedPart:
     """Upload `tensors` (by canonical name), which must not change meanwhile; they are not copied."""
     buffers = encode_tensors(tensors)
-    sha256 = await asyncio.to_thread(_sha256, buffers)
+    sha256 = await asyncio.to_thread(sha256_of, buffers)
     await storage.put(key, *buffers)
     return SavedPart(key, sha256, sum(buffer.nbytes for buffer in buffers), tuple(sorted(tensors)))
 
 
-def _sha256(buffers: Iterable[Buffer]) -> str:
+def sha256_of(buffers: Iterable[Buffer]) -> str:
+    """Of the buffers one after the other, in hex."""
     digest = hashlib.sha256()
     for buffer in buffers:
         digest.update(buffer)
@@ -155,9 +161,11 @@ async def manifest_keys(storage: Storage, session: SessionId | None = None) -> l
 
 
 async def delete_checkpoints(storage: Storage, session: SessionId, step: int | None = None) -> None:
-    """Remove one checkpoint, or all of a session; manifests first, so that half of one never exists."""
+    """Remove one checkpoint, or all that is kept of a session; manifests first, so that half of one never exists."""
     keys = [key for key in await storage.list(checkpoint_prefix(session, step)) if _OURS.fullmatch(key)]
     for key in sorted(keys, key=lambda key: (not _is_manifest(key), key)):
+        await storage.delete(key)
+    if step is None and await storage.exists(key := tokenizer_key(session)):
         await storage.delete(key)
 
 
@@ -259,29 +267,10 @@ async def _read_part(storage: Storage, part: SavedPart) -> dict[str, Float32Arra
     data = await storage.get(part.key)
     if len(data) != part.bytes:
         raise PeerError(f"{storage.url}/{part.key} is damaged: it has {len(data)} bytes, not {part.bytes}", "use another step")
-    sha256 = await asyncio.to_thread(_sha256, [data])
+    sha256 = await asyncio.to_thread(sha256_of, [data])
     if sha256 != part.sha256:
         raise PeerError(f"{storage.url}/{part.key} is damaged: its sha256 is {sha256[:12]}…, not {part.sha256[:12]}…", "use another step")
     tensors = decode_tensors(data)
     if set(tensors) != set(part.tensors):
         raise PeerError(f"{storage.url}/{part.key} does not hold the tensors that its manifest names", "use another step")
     return tensors
-
-
-async def export_safetensors(storage: Storage, session: SessionId, step: int | None, out: Path) -> Manifest:
-    """Write the weights (no moments) of one checkpoint, the newest if `step` is None, as one safetensors file.
-
-    Metadata: the network file, and session, step, dataset. A tied matrix stands once, under its owner's name. Returns the manifest.
-    """
-    manifest = await read_manifest(storage, session, step)
-    weights = await read_tensors(storage, manifest, [name for name in manifest.tensors if not name.endswith(MOMENTS)])
-    metadata = {
-        "format": "np",
-        "network": manifest.network,
-        "network_file": manifest.network_file,
-        "session": manifest.session,
-        "step": str(manifest.step),
-        "dataset": manifest.dataset,
-    }
-    await asyncio.to_thread(write_file, out, *encode_tensors(weights, metadata))
-    return manifest

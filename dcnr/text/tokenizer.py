@@ -65,17 +65,26 @@ class Tokenizer:
         """Read a `tokenizer.json`."""
         if not path.is_file():
             raise NotFound(f"there is no tokenizer at {path}", "train one with `dcnr tokenizer train`")
+        return cls.parse(path.read_bytes(), str(path))
+
+    @classmethod
+    def parse(cls, data: bytes, where: str) -> Tokenizer:
+        """The tokenizer of a `tokenizer.json` that was read from `where`."""
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)))
+            return cls(tokenizers.Tokenizer.from_buffer(data))
         except Exception as error:  # the library raises bare Exception
-            raise UserError(f"{path} is not a tokenizer.json: {error}", "train it again") from error
+            raise UserError(f"{where} is not a tokenizer.json: {error}", "train it again") from error
+
+    def to_json(self) -> str:
+        """The text of its `tokenizer.json`: equal for equal tokenizers."""
+        return str(self._library.to_str(pretty=True))
 
     def save(self, path: Path) -> None:
         """Write `path` whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
-            temporary.write_text(self._library.to_str(pretty=True), encoding="utf-8", newline="\n")
+            temporary.write_text(self.to_json(), encoding="utf-8", newline="\n")
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)

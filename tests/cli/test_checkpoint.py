@@ -18,6 +18,8 @@ from dcnr.errors import NotFound
 from dcnr.ids import SessionId
 from dcnr.optim.hyper import Hyper
 from dcnr.storage.file import FileStorage
+from tests.cli.conftest import TINY, Cluster
+from tests.storage.exports import SMALL, save_network, weights_of
 from tests.storage.test_checkpoint import save
 
 
@@ -58,40 +60,109 @@ def test_list_shows_all_or_those_of_a_session(folder: Path) -> None:
     assert dcnr(folder, "list", "nobody").stdout == "no checkpoints\n"
 
 
-@pytest.mark.parametrize(("more", "step"), [((), 5), (("--step", "0"), 0)])
-def test_export_writes_the_weights(folder: Path, more: tuple[str, ...], step: int) -> None:
-    """Of the newest step, or of that one, 0 included."""
-    out = folder / "w.safetensors"
-    result = dcnr(folder, "export", "run", *more, "--out", str(out), "--json")
-    assert json.loads(result.stdout) == {"out": str(out), "session": "run", "step": step, "tensors": 2}
-    assert set(safetensors.numpy.load_file(out)) == {"embedder.weight", "lm_head.weight"}
+@pytest.mark.parametrize(("source", "step"), [("small", 5), ("small@0", 0)])
+def test_export_writes_a_folder(folder: Path, source: str, step: int) -> None:
+    """Of the newest step, or of that one, 0 included; why there is no tokenizer is told beside the result."""
+    for at in (0, 5):
+        asyncio.run(save_network(FileStorage(folder / "data"), SessionId("small"), SMALL, at))
+    out = folder / "out"
+    result = dcnr(folder, "export", source, str(out), "--json")
+    assert json.loads(result.stdout) == {
+        "folder": str(out), "session": "small", "step": step, "network": "small",
+        "files": ["model.safetensors", "network.yml", "dcnr.json"],
+    }  # fmt: skip
+    assert result.stderr.startswith("without tokenizer.json: there is no dataset 'books' in")
+    assert set(safetensors.numpy.load_file(out / "model.safetensors")) == weights_of(SMALL).keys()
+    again = dcnr(folder, "export", source, str(out))
+    assert again.exit_code == 2
+    assert "exists and is not an empty folder" in again.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("source", "message"),
     [
-        (("nobody",), "session 'nobody' has no checkpoint in"),
-        (("run", "--step", "4"), "no checkpoint of step 4"),
-        (("../run",), "'../run' is not a valid session name"),
+        ("nobody", "session 'nobody' has no checkpoint in"),
+        ("run@4", "no checkpoint of step 4"),
+        ("run@last", "'last' is not a step (use run@400, or run for the newest)"),
+        ("run@", "'' is not a step"),
+        ("../run", "'../run' is not a valid session name"),
     ],
 )
-def test_what_is_not_there_is_one_line_and_code_2(folder: Path, arguments: tuple[str, ...], message: str) -> None:
-    """And no file."""
-    result = dcnr(folder, "export", *arguments, "--out", str(folder / "w.safetensors"))
+def test_what_is_not_there_is_one_line_and_code_2(folder: Path, source: str, message: str) -> None:
+    """And no folder."""
+    result = dcnr(folder, "export", source, str(folder / "out"))
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
-    assert not (folder / "w.safetensors").exists()
+    assert not (folder / "out").exists()
 
 
-def test_a_damaged_part_is_code_1_and_no_file(folder: Path) -> None:
+def test_a_damaged_part_is_code_1_and_no_folder(folder: Path) -> None:
     """It is not the user's fault."""
-    for part in (folder / "data/checkpoints/run/0000000005").glob("*.safetensors"):
-        part.write_bytes(part.read_bytes()[:-1])
-    result = dcnr(folder, "export", "run", "--out", str(folder / "w.safetensors"))
+    asyncio.run(save_network(FileStorage(folder / "data"), SessionId("small"), SMALL))
+    (part,) = (folder / "data/checkpoints/small/0000000005").glob("*.safetensors")
+    part.write_bytes(part.read_bytes()[:-1])
+    result = dcnr(folder, "export", "small", str(folder / "out"))
     assert result.exit_code == 1
     assert "is damaged" in result.stderr
-    assert not (folder / "w.safetensors").exists()
+    assert not (folder / "out").exists()
+
+
+def test_a_folder_that_is_none_is_refused_with_nothing_running(folder: Path) -> None:
+    """What is missing is named; without an orchestrator even a good folder cannot be imported, and nothing is written."""
+    told = dcnr(folder, "import", str(folder), "--session", "mine")
+    assert told.exit_code == 2
+    assert "dcnr.json" in told.stderr
+    asyncio.run(save_network(FileStorage(folder / "data"), SessionId("small"), SMALL))
+    dcnr(folder, "export", "small", str(folder / "out"))
+    told = dcnr(folder, "import", str(folder / "out"), "--session", "mine")
+    assert told.exit_code == 2
+    assert "nats://127.0.0.1:1" in told.stderr
+    assert not (folder / "data/checkpoints/mine").exists()
+
+
+@pytest.mark.nats
+@pytest.mark.timeout(180)
+def test_an_imported_session_trains_on_as_the_one_that_was_exported(cluster: Cluster, book: Path, tmp_path: Path) -> None:
+    """1. three steps, exported; 2. imported under a new name, and taken; 3. both resumed: the next step begins with the same weights on the
+    same batch, so its loss is the same to the bit; 4. what the new one has learned is exported in turn."""
+    cluster.dcnr("train", TINY, "--text", str(book), "--steps", "3", "--batch", "4", "--session", "origin", "--json")
+    out = tmp_path / "out"
+    exported = cluster.json("checkpoint", "export", "origin", str(out))
+    assert exported["files"] == ["model.safetensors", "network.yml", "tokenizer.json", "dcnr.json"]
+
+    imported = cluster.json("checkpoint", "import", str(out), "--session", "copy")
+    assert (imported["session"], imported["state"], imported["step"]) == ("copy", "suspended", 3)
+    shown = cluster.json("session", "show", "copy")
+    assert (shown["state"], shown["step"], shown["checkpoints"]) == ("suspended", 3, [3])
+    assert "session 'copy' exists" in cluster.dcnr("checkpoint", "import", str(out), "--session", "copy", code=2).output
+    assert "ask for more steps" in cluster.dcnr("session", "resume", "copy", code=2).output
+
+    losses = []
+    for session in ("origin", "copy"):
+        cluster.dcnr("session", "resume", session, "--steps", "5")
+        rows = [json.loads(line) for line in cluster.dcnr("session", "watch", session, "--json").stdout.splitlines()]
+        assert rows[-1]["event"] == "done"
+        losses.append({row["step"]: row["loss"] for row in rows if row["event"] == "step"})
+    assert losses[0][4] == losses[1][4]
+    assert losses[0][5] != losses[1][5]
+    assert cluster.json("checkpoint", "export", "copy", str(tmp_path / "again"))["step"] == 5
+
+
+@pytest.mark.nats
+@pytest.mark.timeout(120)
+def test_what_the_orchestrator_refuses_leaves_nothing_in_storage(cluster: Cluster, tmp_path: Path) -> None:
+    """A dataset that does not exist; without naming one the session is made, and says that it cannot be trained on."""
+    asyncio.run(save_network(FileStorage(tmp_path / "other"), SessionId("small"), SMALL, dataset="unheard-of"))
+    cluster.dcnr("checkpoint", "export", "small", str(tmp_path / "out"), "--storage", f"file://{tmp_path}/other")
+    arguments = ("checkpoint", "import", str(tmp_path / "out"), "--session", "lonely")
+    assert "no dataset 'nix'" in cluster.dcnr(*arguments, "--dataset", "nix", code=2).output
+    assert not (cluster.data_dir / "checkpoints" / "lonely").exists()
+    assert "it cannot be trained on: there is no dataset 'unheard-of'" in cluster.json(*arguments)["reason"]
+    assert "no dataset 'unheard-of'" in cluster.dcnr("session", "resume", "lonely", "--steps", "200", code=2).output
+    assert cluster.json("session", "show", "lonely")["state"] == "suspended"
+    cluster.dcnr("session", "delete", "lonely")
+    assert not (cluster.data_dir / "checkpoints" / "lonely").exists()
 
 
 def test_another_storage_is_named_by_its_url(folder: Path, tmp_path: Path) -> None:
@@ -101,7 +172,8 @@ def test_another_storage_is_named_by_its_url(folder: Path, tmp_path: Path) -> No
     assert [one["step"] for one in json.loads(dcnr(folder, "list", *there).stdout)["checkpoints"]] == [7]
     assert [one["step"] for one in json.loads(dcnr(folder, "verify", "run", *there).stdout)["checkpoints"]] == [7]
     assert json.loads(dcnr(folder, "prune", "run", "--keep-last", "1", *there).stdout)["kept"] == [7]
-    assert json.loads(dcnr(folder, "export", "run", "--out", str(tmp_path / "w.safetensors"), *there).stdout)["step"] == 7
+    asyncio.run(save_network(FileStorage(tmp_path / "elsewhere"), SessionId("small"), SMALL, 8))
+    assert json.loads(dcnr(folder, "export", "small", str(tmp_path / "out"), *there).stdout)["step"] == 8
 
 
 def test_list_shows_a_damaged_manifest_beside_the_others(folder: Path) -> None:
@@ -198,7 +270,7 @@ async def test_prune_spares_what_the_session_could_go_back_to(
     assert set(removal.steps) == {0, 5, 10, 20}.difference(kept)
 
 
-@pytest.mark.parametrize("command", ["list", "verify", "prune", "export"])
+@pytest.mark.parametrize("command", ["list", "verify", "prune", "export", "import"])
 def test_help_shows_an_example(folder: Path, command: str) -> None:
     """Of every command."""
     assert f"Example:\n    dcnr checkpoint {command}" in dcnr(folder, command, "--help").output

@@ -91,3 +91,20 @@ def test_the_life_of_a_registered_network(cluster: Cluster, tmp_path: Path) -> N
     assert "# changed" in cluster.json("network", "show", "mine")["file"]
     cluster.dcnr("network", "delete", "mine")
     assert "mine" in cluster.dcnr("network", "show", "mine", code=2).output
+
+
+@pytest.mark.nats
+@pytest.mark.timeout(120)
+def test_a_clone_is_the_same_text_under_another_name(cluster: Cluster, tmp_path: Path) -> None:
+    """1. of a file, and of a registered network; 2. a name that is taken, or is none, or a network that is unknown is refused."""
+    text = Path(TINY).read_text()
+    assert cluster.json("network", "clone", TINY, "first")["name"] == "first"
+    assert cluster.json("network", "clone", "first", "second")["name"] == "second"
+    shown = cluster.json("network", "show", "second")
+    assert shown["file"] == text.replace("name: tiny", "name: second", 1)
+    assert shown["file_name"] == "second.yml"
+    assert "network 'second' exists" in cluster.dcnr("network", "clone", "first", "second", code=2).output
+    assert "'a.b' is not a valid network name" in cluster.dcnr("network", "clone", "first", "a.b", code=2).output
+    assert "no network 'nothing'" in cluster.dcnr("network", "clone", "nothing", "third", code=2).output
+    for name in ("first", "second"):
+        cluster.dcnr("network", "delete", name)

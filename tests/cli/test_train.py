@@ -98,10 +98,10 @@ def test_a_real_run_prints_the_promised_lines_and_leaves_nothing(book: Path, tmp
     assert [step["step"] for step in steps] == [1, 2, 3, 4, 5]
     assert end == {"event": "done", "session": "five", "final_loss": steps[-1]["loss"]}
     assert strays(data_dir) == []
-    out = tmp_path / "zero.safetensors"
-    exported = CliRunner().invoke(main, ["checkpoint", "export", "five", "--step", "0", "--out", str(out), "--data-dir", str(data_dir)])
+    out = tmp_path / "zero"
+    exported = CliRunner().invoke(main, ["checkpoint", "export", "five@0", str(out), "--data-dir", str(data_dir)])
     assert exported.exit_code == 0, exported.output
-    assert out.exists()
+    assert sorted(path.name for path in out.iterdir()) == ["dcnr.json", "model.safetensors", "network.yml", "tokenizer.json"]
 
 
 @pytest.mark.nats

@@ -11,9 +11,15 @@ from typing import Any
 import pytest
 
 from dcnr.bus.memory import MemoryBroker
+from dcnr.data.dataset import Dataset, delete_dataset
 from dcnr.errors import AlreadyExists, NotFound, UserError
+from dcnr.ids import SessionId
+from dcnr.storage.export import export_folder, import_folder, read_folder
+from dcnr.storage.file import FileStorage
+from dcnr.text.tokenizer import Tokenizer, add_tokenizer
 from tests.orchestrator.fakes import NETWORK
 from tests.orchestrator.running import User, fake_agents, make_data, orchestrator, user
+from tests.storage.exports import save_network
 
 RUN: dict[str, Any] = {"network": "small", "dataset": "text", "steps": 3, "batch": 4, "micro_batches": 2, "session": "s"}
 
@@ -260,3 +266,86 @@ async def test_a_drained_pnode_is_emptied_and_the_session_goes_on(one: User, bro
         assert [row.step for row in one.steps] == list(range(1, len(one.steps) + 1))
         await one.ask("session.suspend", session="s")
         await one.until_state("suspended")
+
+
+async def imported(data_dir: Path, **request: str) -> dict[str, Any]:
+    """Step 5 of a session `origin` of the small network, trained on `text`, exported, and put into the storage as a checkpoint of `s`.
+
+    Returns what the verb `session.import` is asked.
+    """
+    origin = FileStorage(data_dir / "origin")
+    await save_network(origin, SessionId("origin"), NETWORK, 5, dataset="text")
+    await export_folder(origin, data_dir, SessionId("origin"), None, data_dir / "exported")
+    await import_folder(FileStorage(data_dir), read_folder(data_dir / "exported"), SessionId("s"))
+    return {"session": "s", **request}
+
+
+async def test_an_imported_session_is_at_rest_and_trains_on(one: User, broker: MemoryBroker, data_dir: Path) -> None:
+    """1. suspended at its step; 2. known to the next leader too; 3. resumed from its checkpoint, the rest as with any session; 4. deleted,
+    nothing of it is left."""
+    told = "imported; to train on: dcnr session resume s --steps N"
+    answer = await one.ask("session.import", **await imported(data_dir))
+    assert answer == {"session": "s", "state": "suspended", "step": 5, "dataset": "text", "reason": told}
+    async with fake_agents(broker, "a"):
+        shown = await one.ask("session.show", session="s")
+        assert [shown[key] for key in ("state", "step", "steps", "batch", "micro_batches", "seed", "checkpoints")] == [
+            "suspended", 5, 100, 8, 2, 7, [5],
+        ]  # fmt: skip
+        assert shown["hyper"]["lr"] == 0.01
+        assert "has done step 5 of 5" in await refused(one, "session.resume", session="s", steps=5)
+        await one.ask("session.resume", session="s", steps=8)
+        await one.until_state("done")
+        assert [row.step for row in one.steps] == [6, 7, 8]
+    await one.ask("session.delete", session="s")
+    assert not (data_dir / "checkpoints" / "s").exists()
+
+
+async def test_an_imported_session_outlives_its_orchestrator(broker: MemoryBroker, data_dir: Path) -> None:
+    """The next one has it from the records."""
+    async with orchestrator(broker, data_dir), user(broker) as first:
+        await first.ask("session.import", **await imported(data_dir))
+        before = await first.ask("session.show", session="s")
+    async with orchestrator(broker, data_dir), user(broker) as second:
+        assert await second.ask("session.show", session="s") == before
+
+
+async def test_an_import_registers_its_network_only_under_a_free_name(one: User, data_dir: Path) -> None:
+    """One of the same name stays as it is; the session has its own text anyway."""
+    other = NETWORK.replace("type: relu", "type: gelu")
+    await one.ask("network.create", file=other, replace=True)
+    await one.ask("session.import", **await imported(data_dir))
+    assert (await one.ask("network.show", name="small"))["file"] == other
+    await one.ask("session.delete", session="s")
+    await one.ask("network.delete", name="small")
+    await import_folder(FileStorage(data_dir), read_folder(data_dir / "exported"), SessionId("s"))
+    await one.ask("session.import", session="s")
+    assert (await one.ask("network.show", name="small"))["file"] == NETWORK
+
+
+async def test_an_import_that_makes_no_sense_is_refused(one: User, data_dir: Path) -> None:
+    """Nothing in storage; a name that is taken, or is none."""
+    assert "session 's' has no checkpoint in" in await refused(one, "session.import", NotFound, session="s")
+    assert "not a valid session name" in await refused(one, "session.import", session="a.b")
+    request = await imported(data_dir)
+    await one.ask("session.import", **request)
+    assert "session 's' exists" in await refused(one, "session.import", AlreadyExists, **request)
+
+
+async def test_an_imported_session_trains_only_on_data_that_means_the_same(one: User, data_dir: Path) -> None:
+    """A dataset of another tokenizer is refused if it is named, and else at the resume."""
+    file = data_dir / "other.txt"
+    file.write_text("efgh " * 40)
+    add_tokenizer(data_dir, "others", Tokenizer.train([file], "char"))
+    Dataset.create(data_dir, "other", [file], "others", seq_len=4)
+    request = await imported(data_dir)
+    told = await refused(one, "session.import", **request, dataset="other")
+    assert "dataset 'other' was made with another tokenizer ('others') than the network" in told
+    assert "nix" in await refused(one, "session.import", NotFound, **request, dataset="nix")
+    assert await one.ask("session.list") == {"sessions": []}
+
+    delete_dataset(data_dir, "text")
+    Dataset.create(data_dir, "text", [file], "others", seq_len=4)
+    answer = await one.ask("session.import", **request)
+    assert "it cannot be trained on: dataset 'text' was made with another tokenizer" in answer["reason"]
+    assert "was made with another tokenizer" in await refused(one, "session.resume", session="s", steps=10)
+    assert (await one.ask("session.show", session="s"))["state"] == "suspended"

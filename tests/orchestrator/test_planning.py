@@ -11,8 +11,9 @@ from dcnr.errors import NotFound, UserError
 from dcnr.ids import SessionId
 from dcnr.network.load import load_graph
 from dcnr.optim.hyper import Hyper
-from dcnr.orchestrator.planning import check_data, check_hyper, count_parameters, graphs_of, prepared
+from dcnr.orchestrator.planning import check_data, check_hyper, check_tokenizer, count_parameters, graphs_of, prepared
 from dcnr.orchestrator.state import SessionState
+from dcnr.text.tokenizer import Tokenizer, open_tokenizer
 from tests.agents.tiny import TINY
 from tests.orchestrator.fakes import NETWORK, graph, record
 from tests.orchestrator.running import make_data
@@ -63,3 +64,12 @@ def test_a_new_leader_needs_the_graphs_of_what_is_not_at_rest() -> None:
     assert graphs.keys() == {"waits", "runs", "broken"}
     assert graphs[waits.session] == graphs[runs.session] == graph()
     assert "small.yml" in str(graphs[broken.session])
+
+
+def test_a_tokenizer_is_compared_with_that_of_a_dataset(tmp_path: Path) -> None:
+    """Another one of the same size is another one; that of the dataset itself is not."""
+    make_data(tmp_path)
+    check_tokenizer(open_tokenizer(tmp_path, "chars"), tmp_path, "text")
+    (tmp_path / "other.txt").write_text("efgh ")
+    with pytest.raises(UserError, match=r"dataset 'text' was made with another tokenizer \('chars'\)"):
+        check_tokenizer(Tokenizer.train([tmp_path / "other.txt"], "char"), tmp_path, "text")

@@ -106,11 +106,11 @@ def test_every_loss_of_fifty_steps_is_that_of_plain_pytorch(tmp_path: Path) -> N
     file = str(ROOT / "networks/tiny.yml")
     lines = dcnr("train", file, "--dataset", "parity", *run, *settings, "--local", "2", "--json", *data_dir)
     ours = [row["loss"] for row in map(json.loads, lines.splitlines()) if row["event"] == "step"]
-    dcnr("checkpoint", "export", "parity", "--step", "0", "--out", str(tmp_path / "w.safetensors"), *data_dir)
+    dcnr("checkpoint", "export", "parity@0", str(tmp_path / "exported"), *data_dir)
 
     dataset = Dataset.open(tmp_path / "data", "parity")
     plain = plain_losses(
-        safetensors_torch.load_file(tmp_path / "w.safetensors"), lambda step: dataset.batch("train", SEED, step, BATCH, 64)
+        safetensors_torch.load_file(tmp_path / "exported" / "model.safetensors"), lambda step: dataset.batch("train", SEED, step, BATCH, 64)
     )
     assert len(ours) == STEPS
     np.testing.assert_allclose(ours, plain, rtol=RELATIVE)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors
 import safetensors.numpy
 
 from dcnr.errors import NotFound, PeerError, UserError, WorldError
@@ -19,7 +18,6 @@ from dcnr.storage.checkpoint import (
     Manifest,
     Removal,
     delete_checkpoints,
-    export_safetensors,
     manifest_key,
     manifest_keys,
     newest_complete,
@@ -36,7 +34,7 @@ from dcnr.storage.checkpoint import (
 )
 from dcnr.storage.file import FileStorage
 from dcnr.storage.tensors import Float32Array
-from tests.storage.manifests import NETWORK, manifest_of
+from tests.storage.manifests import manifest_of
 
 RUN = SessionId("run")
 
@@ -348,20 +346,3 @@ async def test_pruning_goes_by_the_checkpoint_that_it_is_given(storage: FileStor
     removal = await prune(storage, RUN, (), await read_manifest(storage, RUN, 2))
     assert removal.steps == (1,)
     assert await steps_left(storage) == [2, 3, 4]
-
-
-async def test_export_holds_the_weights_and_what_they_belong_to(storage: FileStorage, tmp_path: Path) -> None:
-    """One file, canonical names, no moments; network file and session as metadata."""
-    await save(storage, step=0)
-    await save(storage, step=5)
-    out = tmp_path / "out" / "weights.safetensors"
-    manifest = await export_safetensors(storage, RUN, 0, out)
-    assert manifest.step == 0
-    exported = safetensors.numpy.load_file(out)
-    assert set(exported) == {"embedder.weight", "lm_head.weight"}
-    assert exported["lm_head.weight"].tobytes() == tensors_of("lm_head", 11)["lm_head.weight"].tobytes()
-    with safetensors.safe_open(out, "numpy") as file:
-        metadata = file.metadata()
-    assert metadata["network_file"] == NETWORK
-    assert (metadata["session"], metadata["step"], metadata["dataset"]) == ("run", "0", "books")
-    assert (await export_safetensors(storage, RUN, None, out)).step == 5

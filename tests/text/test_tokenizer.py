@@ -178,6 +178,15 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: str) -> None:
         Tokenizer.load(tmp_path / "missing.json")
 
 
+def test_a_tokenizer_is_its_text(char: Tokenizer, bpe: Tokenizer) -> None:
+    """What is written is read back as the same; what is not one is told with where it came from."""
+    for one in (char, bpe):
+        assert Tokenizer.parse(one.to_json().encode(), "here").to_json() == one.to_json()
+    assert char.to_json() != bpe.to_json()
+    with pytest.raises(UserError, match=r"over there is not a tokenizer\.json"):
+        Tokenizer.parse(b"\xff", "over there")
+
+
 def test_a_data_directory_keeps_tokenizers_by_name(char: Tokenizer, bpe: Tokenizer, tmp_path: Path) -> None:
     """Add, list, open, delete; a name is taken once; each has its own fingerprint."""
     assert list_tokenizers(tmp_path) == []
