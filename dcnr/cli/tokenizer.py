@@ -20,7 +20,7 @@ from dcnr.cli.output import (
     show_table,
     tell_skipped,
 )
-from dcnr.data.dataset import list_datasets
+from dcnr.data.manifest import list_datasets
 from dcnr.errors import UserError
 from dcnr.text.preprocess import find_files
 from dcnr.text.tokenizer import (

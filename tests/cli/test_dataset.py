@@ -42,7 +42,10 @@ def test_create_list_show_delete(folder: Path) -> None:
     assert (fields["tokens"], fields["train_tokens"], fields["seq_len"]) == (len(TEXT), len(TEXT) * 8 // 10, 16)
     assert fields["tokens_per_byte"] == 1.0
     assert json.loads(dcnr(folder, "list", "--json").stdout) == {"datasets": [fields]}
-    assert json.loads(dcnr(folder, "show", "d", "--json").stdout) == fields
+    assert (fields["train_bytes"], fields["validation_bytes"], fields["documents"]) == (len(TEXT) * 8 // 10, len(TEXT) // 5, 1)
+    examples = {"train": TEXT[:40], "validation": TEXT[len(TEXT) * 8 // 10 :][:40]}
+    assert json.loads(dcnr(folder, "show", "d", "--json").stdout) == fields | {"examples": examples}
+    assert f"train begins  {TEXT[:40]!r}" in dcnr(folder, "show", "d").stdout
     assert "uint16" in dcnr(folder, "show", "d").stdout
     assert dcnr(folder, "delete", "d").exit_code == 0
     assert dcnr(folder, "list").stdout == "no datasets\n"
