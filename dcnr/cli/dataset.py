@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +25,7 @@ from dcnr.cli.output import (
     show_table,
     tell_skipped,
 )
+from dcnr.cli.texts import STDIN, reading_of, reading_options, with_stdin
 from dcnr.data.batches import MAX_BATCH, MAX_SEED, MAX_STEP
 from dcnr.data.create import DEFAULT_SEQ_LEN, Recipe, create_dataset
 from dcnr.data.dataset import Dataset
@@ -37,7 +34,7 @@ from dcnr.data.manifest import DatasetManifest, delete_dataset, list_datasets
 from dcnr.data.split import SPLITS, STRATEGIES, Split, SplitRule, Strategy
 from dcnr.data.transfer import push_dataset
 from dcnr.errors import UserError
-from dcnr.text.documents import FORMATS, Format, Reading
+from dcnr.text.documents import Format
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -67,36 +64,6 @@ _SPLITS = (
     "What is for validation: the end of the text, whole documents by the hash of their text, whole files by the hash of their name, "
     "random windows, one of several folds of documents, or what --validation-from names (given)."
 )
-
-
-def reading_options(command: F) -> F:
-    """Add what makes a `Reading`."""
-    options = (
-        click.option("--format", type=click.Choice(FORMATS), help="Of all files, where their names do not say it."),
-        click.option("--field", default="text", show_default=True, help="Where the text is in a line of JSONL, a row of Parquet."),
-        click.option("--separator", help=r"What stands between two documents of a text file; \n is a newline."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def reading_of(format: Format | None, field: str, separator: str | None) -> Reading:
-    """What these options say."""
-    return Reading(format, field, separator.replace("\\n", "\n").replace("\\t", "\t") if separator is not None else None)
-
-
-@contextmanager
-def with_stdin(paths: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """`paths`, where `-` is a file of what comes from stdin: text is read more than once."""
-    if "-" not in paths:
-        yield paths
-        return
-    with tempfile.TemporaryDirectory(prefix="dcnr-stdin-") as folder:
-        spooled = Path(folder) / "stdin"
-        with spooled.open("wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)
-        yield tuple(str(spooled) if path == "-" else path for path in paths)
 
 
 @dataset.command(
@@ -142,7 +109,7 @@ def create(
     if strategy == "given" and not given:
         raise UserError("--split given needs --validation-from", "name the files that are for validation")
     rule = SplitRule("given" if given else strategy, validation, seed, folds, fold)
-    shown = tuple(path if path == "-" else os.path.abspath(path) for path in (*paths, *given))
+    shown = tuple(path if path == STDIN else os.path.abspath(path) for path in (*paths, *given))
     with with_stdin(paths) as sources, progress("tokenising") as on_progress:
         recipe = Recipe(seq_len, rule, reading_of(format, field, separator), given, shown)
         made = create_dataset(data_dir, name, sources, tokenizer, recipe, on_progress)
