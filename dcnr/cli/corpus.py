@@ -9,12 +9,14 @@ Rule 4: what takes long happens beside the loop, so that Ctrl-C is heard at once
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from dcnr.cli.client import beside_loop
 from dcnr.cli.output import OnProgress, progress, tell_skipped
-from dcnr.data.dataset import Dataset, list_datasets
+from dcnr.data.create import Recipe, create_dataset
+from dcnr.data.manifest import VERSION, DatasetManifest, has_dataset, unfinished_folder
 from dcnr.errors import UserError
 from dcnr.network.graph import Graph
 from dcnr.nodes.embedding import EmbedderConfig
@@ -31,14 +33,14 @@ async def prepare_text(data_dir: Path, sources: Sequence[str], graph: Graph) -> 
     found = await beside_loop(lambda _: find_files(sources))
     tell_skipped(found.skipped)
     name = await beside_loop(lambda _: f"text-{_hash(found.files, vocab_size, seq_len)}")
-    if any(dataset.name == name for dataset in list_datasets(data_dir)):
+    if has_dataset(data_dir, name):
         return name
     made = name not in list_tokenizers(data_dir)
     if made:
         await _learn_tokenizer(data_dir, name, found.files, vocab_size)
 
-    def tokenise(on_progress: OnProgress) -> Dataset:
-        return Dataset.create(data_dir, name, sources, name, seq_len=seq_len, on_progress=on_progress)
+    def tokenise(on_progress: OnProgress) -> DatasetManifest:
+        return create_dataset(data_dir, name, sources, name, Recipe(seq_len), on_progress)
 
     try:
         with progress("tokenising") as show:
@@ -46,6 +48,7 @@ async def prepare_text(data_dir: Path, sources: Sequence[str], graph: Graph) -> 
     except BaseException:
         if made:
             delete_tokenizer(data_dir, name)
+            shutil.rmtree(unfinished_folder(data_dir, name), ignore_errors=True)
         raise
     return name
 
@@ -66,7 +69,7 @@ def _needs(graph: Graph) -> tuple[int, int]:
 
 
 def _hash(files: Sequence[Path], vocab_size: int, seq_len: int) -> str:
-    digest = hashlib.sha256(f"{vocab_size} {seq_len}".encode())
+    digest = hashlib.sha256(f"{VERSION} {vocab_size} {seq_len}".encode())
     for file in files:
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())

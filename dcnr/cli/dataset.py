@@ -1,17 +1,44 @@
-"""`dcnr dataset`: make, list, look into and delete the datasets of a data directory. Nothing needs to run."""
+"""`dcnr dataset`: make, list, look into, check and delete the datasets of a data directory. Nothing needs to run."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 import numpy as np
 
-from dcnr.cli.output import Group, data_dir_option, example, json_option, progress, show_record, show_table, tell_skipped
+from dcnr.cli.checkpoint import chosen, storage_options
+from dcnr.cli.client import run
+from dcnr.cli.output import (
+    Group,
+    data_dir_option,
+    example,
+    interruptible,
+    json_option,
+    progress,
+    show_json,
+    show_record,
+    show_table,
+    tell_skipped,
+)
+from dcnr.cli.texts import STDIN, reading_of, reading_options, with_stdin
 from dcnr.data.batches import MAX_BATCH, MAX_SEED, MAX_STEP
-from dcnr.data.dataset import DEFAULT_SEQ_LEN, Dataset, DatasetManifest, delete_dataset, list_datasets, read_manifest
-from dcnr.data.split import SPLITS, Split
+from dcnr.data.create import DEFAULT_SEQ_LEN, Recipe, create_dataset
+from dcnr.data.dataset import Dataset
+from dcnr.data.derive import derive_dataset, import_ids
+from dcnr.data.manifest import DatasetManifest, delete_dataset, list_datasets
+from dcnr.data.split import SPLITS, STRATEGIES, Split, SplitRule, Strategy
+from dcnr.data.transfer import push_dataset
+from dcnr.errors import UserError
+from dcnr.text.documents import Format
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+EXAMPLE_TOKENS = 40
 
 
 @click.group(cls=Group)
@@ -19,20 +46,116 @@ def dataset() -> None:
     """Make and look at datasets."""
 
 
-@dataset.command(epilog=example("dcnr dataset create books texts/ --tokenizer books", "dcnr dataset create d 'src/**/*.py' --tokenizer t"))
+def split_options(command: F) -> F:
+    """Add what makes a `SplitRule`."""
+    options = (
+        click.option("--split", "strategy", type=click.Choice(STRATEGIES), default="tail", show_default=True, help=_SPLITS),
+        click.option("--validation", type=click.FloatRange(0, 1, max_open=True), default=0.1, show_default=True, help="Share kept for it."),
+        click.option("--seed", type=click.IntRange(0, MAX_SEED), default=0, show_default=True, help="Of windows, and of folds of tokens."),
+        click.option("--folds", type=click.IntRange(2), default=5, show_default=True, help="Of kfold."),
+        click.option("--fold", type=click.IntRange(0), default=0, show_default=True, help="Which fold is for validation, from 0."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+_SPLITS = (
+    "What is for validation: the end of the text, whole documents by the hash of their text, whole files by the hash of their name, "
+    "random windows, one of several folds of documents, or what --validation-from names (given)."
+)
+
+
+@dataset.command(
+    epilog=example(
+        "dcnr dataset create books texts/ --tokenizer books",
+        "dcnr dataset create web 'web/*.jsonl' --tokenizer web --field content --split documents --validation 0.01",
+        "zcat wiki.txt.gz | dcnr dataset create wiki - --tokenizer wiki",
+    )
+)
 @click.argument("name")
 @click.argument("paths", nargs=-1, required=True)
 @click.option("--tokenizer", required=True, help="The tokenizer to use.")
-@click.option("--validation", type=click.FloatRange(0, 1, max_open=True), default=0.1, show_default=True, help="Share kept for validation.")
+@split_options
+@click.option("--validation-from", "given", multiple=True, metavar="PATH", help="Files, folders, globs that are for validation.")
+@reading_options
 @click.option("--seq-len", type=click.IntRange(1), default=DEFAULT_SEQ_LEN, show_default=True, help="Sequence length it is meant for.")
 @data_dir_option
 @json_option
-def create(name: str, paths: tuple[str, ...], tokenizer: str, validation: float, seq_len: int, data_dir: Path, as_json: bool) -> None:
-    """Tokenise PATHS (text files, folders, globs) into dataset NAME; the end of the text is for validation."""
-    with progress("tokenising") as on_progress:
-        made = Dataset.create(data_dir, name, paths, tokenizer, validation, seq_len, on_progress)
-    tell_skipped(made.manifest.skipped)
-    show_record(_fields(made.manifest), as_json)
+def create(
+    name: str,
+    paths: tuple[str, ...],
+    tokenizer: str,
+    strategy: Strategy,
+    validation: float,
+    seed: int,
+    folds: int,
+    fold: int,
+    given: tuple[str, ...],
+    format: Format | None,
+    field: str,
+    separator: str | None,
+    seq_len: int,
+    data_dir: Path,
+    as_json: bool,
+) -> None:
+    """Tokenise PATHS (files, folders, globs, - for stdin) into dataset NAME.
+
+    A file is one document of text, unless --separator says otherwise; JSONL (.jsonl, .ndjson) and Parquet (.parquet) hold one in each
+    line or row. Interrupted, the same command goes on where it was.
+    """
+    if given and strategy not in ("tail", "given"):
+        raise UserError(f"--validation-from and --split {strategy} say two different things", "use one of them")
+    if strategy == "given" and not given:
+        raise UserError("--split given needs --validation-from", "name the files that are for validation")
+    rule = SplitRule("given" if given else strategy, validation, seed, folds, fold)
+    shown = tuple(path if path == STDIN else os.path.abspath(path) for path in (*paths, *given))
+    with with_stdin(paths) as sources, progress("tokenising") as on_progress:
+        recipe = Recipe(seq_len, rule, reading_of(format, field, separator), given, shown)
+        made = create_dataset(data_dir, name, sources, tokenizer, recipe, on_progress)
+    tell_skipped(made.skipped)
+    show_record(_fields(made), as_json)
+
+
+@dataset.command("import", epilog=example("dcnr dataset import owt --train train.bin --validation val.bin --tokenizer gpt2 --seq-len 1024"))
+@click.argument("name")
+@click.option("--train", multiple=True, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="In order.")
+@click.option("--validation", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="In order.")
+@click.option("--tokenizer", required=True, help="The tokenizer that made the ids.")
+@click.option("--seq-len", type=click.IntRange(1), default=DEFAULT_SEQ_LEN, show_default=True, help="Sequence length it is meant for.")
+@data_dir_option
+@json_option
+def import_(
+    name: str, train: tuple[Path, ...], validation: tuple[Path, ...], tokenizer: str, seq_len: int, data_dir: Path, as_json: bool
+) -> None:
+    """Make dataset NAME of files of raw ids, as nanoGPT writes them (uint16; uint32 for a vocabulary above 65,536)."""
+    show_record(_fields(import_ids(data_dir, name, {"train": train, "validation": validation}, tokenizer, seq_len)), as_json)
+
+
+@dataset.command(epilog=example("dcnr dataset derive books-fold2 --from books --split kfold --folds 5 --fold 2"))
+@click.argument("name")
+@click.option("--from", "parent", required=True, help="The dataset whose tokens it is made of.")
+@split_options
+@click.option("--tokens", type=click.IntRange(1), help="Only so many, from the start.")
+@click.option("--seq-len", type=click.IntRange(1), help="Sequence length it is meant for; that of the other, if not given.")
+@data_dir_option
+@json_option
+def derive(
+    name: str,
+    parent: str,
+    strategy: Strategy,
+    validation: float,
+    seed: int,
+    folds: int,
+    fold: int,
+    tokens: int | None,
+    seq_len: int | None,
+    data_dir: Path,
+    as_json: bool,
+) -> None:
+    """Make dataset NAME of the tokens of another one, split anew: by tail, windows or kfold. No text is needed."""
+    rule = SplitRule(strategy, validation, seed, folds, fold)
+    show_record(_fields(derive_dataset(data_dir, name, parent, rule, seq_len, tokens)), as_json)
 
 
 @dataset.command("list", epilog=example("dcnr dataset list"))
@@ -49,8 +172,16 @@ def list_(data_dir: Path, as_json: bool) -> None:
 @data_dir_option
 @json_option
 def show(name: str, data_dir: Path, as_json: bool) -> None:
-    """Show dataset NAME."""
-    show_record(_fields(read_manifest(data_dir, name)), as_json)
+    """Show dataset NAME: what it holds, and how each split begins."""
+    opened = Dataset.open(data_dir, name, chosen(None, data_dir))
+    fields = _fields(opened.manifest)
+    examples = {split: opened.text(split, 0, EXAMPLE_TOKENS) for split in SPLITS}
+    if as_json:
+        show_json(fields | {"examples": examples})
+        return
+    show_record(fields, as_json)
+    for split, text in examples.items():
+        click.echo(f"{split} begins  {text!r}" if text else f"{split} is empty")
 
 
 @dataset.command(epilog=example("dcnr dataset batch books --split train --seed 1 --step 10 --batch 8 --out batch.npy"))
@@ -69,11 +200,37 @@ def batch(name: str, split: Split, seed: int, step: int, batch: int, seq_len: in
     They are int64 [batch, T + 1]: columns up to T are the inputs, from the second on the targets. A session takes T from its
     network's embedder; where that is not what the dataset was created with (see `dcnr dataset show`), say it with --seq-len.
     """
-    opened = Dataset.open(data_dir, name)
+    opened = Dataset.open(data_dir, name, chosen(None, data_dir))
     ids = opened.batch(split, seed, step, batch, seq_len or opened.manifest.seq_len)
     with out.open("wb") as file:
         np.save(file, ids)
     show_record({"out": str(out), "shape": list(ids.shape)}, as_json)
+
+
+@dataset.command(epilog=example("dcnr dataset verify books", "dcnr dataset verify books --storage s3://bucket/prefix"))
+@click.argument("name")
+@storage_options
+@json_option
+def verify(name: str, storage: str | None, data_dir: Path, as_json: bool) -> None:
+    """Read all of dataset NAME and compare it with its hashes. What is only in the storage is fetched first."""
+    opened = Dataset.open(data_dir, name, chosen(storage, data_dir))
+    problems = interruptible(opened.problems)
+    if problems:
+        raise UserError("\n".join(problems), f"`dcnr dataset delete {name}`, and create or fetch it again")
+    shards = opened.manifest.shards
+    show_record({"name": name, "verified": len(shards), "tokens": sum(shard.tokens for shard in shards)}, as_json)
+
+
+@dataset.command(epilog=example("dcnr dataset push books --storage s3://bucket/prefix"))
+@click.argument("name")
+@storage_options
+@json_option
+def push(name: str, storage: str | None, data_dir: Path, as_json: bool) -> None:
+    """Put dataset NAME, with its tokenizer, into the storage, where orchestrators on other machines find it."""
+    place = chosen(storage, data_dir)
+    with progress("pushing") as on_progress:
+        run(push_dataset(data_dir, name, place, on_progress))
+    show_record({"name": name, "storage": place.url}, as_json)
 
 
 @dataset.command(epilog=example("dcnr dataset delete books"))
@@ -88,4 +245,9 @@ def delete(name: str, data_dir: Path, as_json: bool) -> None:
 
 def _fields(manifest: DatasetManifest) -> dict[str, object]:
     tokens = manifest.train_tokens + manifest.validation_tokens
-    return asdict(manifest) | {"tokens": tokens, "tokens_per_byte": tokens / manifest.bytes}
+    fields = asdict(manifest)
+    del fields["splits"], fields["version"]
+    for split in SPLITS:
+        fields |= {f"{split}_tokens": manifest.tokens(split), f"{split}_bytes": manifest.bytes_of(split)}
+    per_byte = tokens / manifest.bytes if manifest.bytes else None
+    return fields | {"shards": len(manifest.shards), "tokens": tokens, "bytes": manifest.bytes, "tokens_per_byte": per_byte}

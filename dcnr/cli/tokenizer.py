@@ -1,4 +1,4 @@
-"""`dcnr tokenizer`: train, list, show, use and delete the tokenizers of a data directory. Nothing needs to run."""
+"""`dcnr tokenizer`: train, import, list, show, use, export and delete the tokenizers of a data directory. Nothing needs to run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from dcnr.cli.output import (
     show_table,
     tell_skipped,
 )
-from dcnr.data.dataset import list_datasets
+from dcnr.cli.texts import reading_of, reading_options, with_stdin
+from dcnr.data.manifest import list_datasets
 from dcnr.errors import UserError
+from dcnr.storage.file import write_file
+from dcnr.text.documents import Format
 from dcnr.text.preprocess import find_files
 from dcnr.text.tokenizer import (
     DEFAULT_VOCABULARY,
@@ -31,6 +34,7 @@ from dcnr.text.tokenizer import (
     check_free,
     delete_tokenizer,
     fingerprint,
+    import_tokenizer,
     list_tokenizers,
     open_tokenizer,
     tokenizer_path,
@@ -47,17 +51,54 @@ def tokenizer() -> None:
 @click.argument("paths", nargs=-1, required=True)
 @click.option("--kind", type=click.Choice(["bpe", "char"]), default="bpe", show_default=True, help="Byte-level BPE, or characters.")
 @click.option("--vocab-size", type=int, default=DEFAULT_VOCABULARY, show_default=True, help="At most this many tokens.")
+@click.option("--special", multiple=True, metavar="TOKEN", help="A token that stands for no text; <|endoftext|> ends documents.")
+@reading_options
 @data_dir_option
 @json_option
-def train(name: str, paths: tuple[str, ...], kind: Kind, vocab_size: int, data_dir: Path, as_json: bool) -> None:
-    """Learn tokenizer NAME from PATHS: text files, folders, globs."""
+def train(
+    name: str,
+    paths: tuple[str, ...],
+    kind: Kind,
+    vocab_size: int,
+    special: tuple[str, ...],
+    format: Format | None,
+    field: str,
+    separator: str | None,
+    data_dir: Path,
+    as_json: bool,
+) -> None:
+    """Learn tokenizer NAME from PATHS: files, folders, globs, - for stdin; text, JSONL (.jsonl, .ndjson) or Parquet (.parquet)."""
     check_free(data_dir, name)
-    found = find_files(paths)
-    tell_skipped(found.skipped)
-    with progress("training") as on_progress:
-        trained = interruptible(partial(Tokenizer.train, found.files, kind, vocab_size, on_progress))
+    reading = reading_of(format, field, separator)
+    with with_stdin(paths) as sources, progress("training (after reading, at 100%, it merges)") as on_progress:
+        found = find_files(sources)
+        tell_skipped(found.skipped)
+        trained = interruptible(partial(Tokenizer.train, found.files, kind, vocab_size, on_progress, special, reading))
     add_tokenizer(data_dir, name, trained)
     show_record(_fields(data_dir, name), as_json)
+
+
+@tokenizer.command("import", epilog=example("dcnr tokenizer import gpt2 downloads/gpt2/tokenizer.json"))
+@click.argument("name")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@data_dir_option
+@json_option
+def import_(name: str, file: Path, data_dir: Path, as_json: bool) -> None:
+    """Keep the tokenizer.json FILE of another tool as tokenizer NAME, if it gives every text back as it was."""
+    import_tokenizer(data_dir, name, file)
+    show_record(_fields(data_dir, name), as_json)
+
+
+@tokenizer.command(epilog=example("dcnr tokenizer export books books/tokenizer.json"))
+@click.argument("name")
+@click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
+@data_dir_option
+@json_option
+def export(name: str, out: Path, data_dir: Path, as_json: bool) -> None:
+    """Write tokenizer NAME to the file OUT, which the `tokenizers` library and others read."""
+    open_tokenizer(data_dir, name)
+    write_file(out, tokenizer_path(data_dir, name).read_bytes())
+    show_record({"name": name, "out": str(out)}, as_json)
 
 
 @tokenizer.command("list", epilog=example("dcnr tokenizer list"))
@@ -125,6 +166,7 @@ def _fields(data_dir: Path, name: str) -> dict[str, object]:
         "name": name,
         "kind": opened.kind,
         "vocab_size": opened.vocab_size,
+        "special": opened.special,
         "file": str(tokenizer_path(data_dir, name)),
         "sha256": fingerprint(data_dir, name),
     }

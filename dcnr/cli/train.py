@@ -28,7 +28,7 @@ from dcnr.cli.output import Command, data_dir_option, example, json_option
 from dcnr.cli.progress import View, choose_view
 from dcnr.cli.source import Source, fetch_source, is_file, read_source
 from dcnr.data.batches import MAX_BATCH, MAX_SEED, MAX_STEP
-from dcnr.data.dataset import read_manifest
+from dcnr.data.manifest import read_manifest
 from dcnr.errors import DcnrError, UserError
 from dcnr.ids import SessionId, check_id
 from dcnr.network.problems import nearest

@@ -55,6 +55,6 @@ def batch_starts(order: Callable[[int], Starts], windows: int, step: int, batch:
     return np.concatenate(found)
 
 
-def gather(ids: npt.NDArray[np.unsignedinteger], starts: Starts, seq_len: int) -> npt.NDArray[np.int64]:
-    """The windows at `starts`, as ids [B, T + 1]."""
-    return np.stack([ids[start : start + seq_len + 1] for start in starts.tolist()]).astype(np.int64)
+def gather(read: Callable[[int, int], npt.NDArray[np.unsignedinteger]], starts: Starts, seq_len: int) -> npt.NDArray[np.int64]:
+    """The windows at `starts`, as ids [B, T + 1]. `read(start, stop)` gives tokens."""
+    return np.stack([read(start, start + seq_len + 1) for start in starts.tolist()]).astype(np.int64)

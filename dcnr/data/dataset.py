@@ -1,79 +1,42 @@
-"""Tokenised text on disk: made once, mapped into memory by every reader.
+"""Tokenised text: made once, mapped into memory by every reader.
 
-`datasets/<name>/` in a data directory holds `train.bin` and `validation.bin`, raw little-endian ids (uint16 where the vocabulary
-allows, else uint32), and `manifest.json`, which says what they are.
-
-Rule 1: a dataset is complete or does not exist: it is made in a hidden folder beside its place, manifest last, and renamed at the end.
-Rule 2: the text streams through in pieces; memory does not grow with it.
-Rule 3: the ids of a step are a function of (split, seed, step, batch, sequence length): see `batches`.
+Rule 1: the ids of a step are a function of (split, seed, step, batch, sequence length): see `batches`.
+Rule 2: validation reads a split in order, every token but the first a target exactly once.
+Rule 3: no id that the vocabulary does not have leaves here.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import TypeAdapter, ValidationError
 
 from dcnr.data.batches import batch_starts, epoch_starts, gather, windows_per_epoch
-from dcnr.data.split import SPLITS, Split, split_by_tail
-from dcnr.errors import AlreadyExists, NotFound, UserError
-from dcnr.ids import check_id
-from dcnr.text.preprocess import find_files, read_pieces, total_bytes
+from dcnr.data.create import DEFAULT_SEQ_LEN, Recipe, create_dataset
+from dcnr.data.manifest import DatasetManifest, dataset_folder, has_dataset, read_manifest
+from dcnr.data.shards import Shelf
+from dcnr.data.split import SPLITS, Split, SplitRule, check_length
+from dcnr.data.transfer import fetch_dataset
+from dcnr.errors import UserError
+from dcnr.storage.base import Storage
 from dcnr.text.tokenizer import OnProgress, Tokenizer, fingerprint, no_progress, open_tokenizer
 
-Dtype = Literal["uint16", "uint32"]
-Ids = npt.NDArray[np.unsignedinteger]
-
-DEFAULT_SEQ_LEN = 128
-_PIECES_AT_ONCE = 16
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetManifest:
-    """What a dataset is. `sources` are the files, folders and globs that were named, absolute; `files` counts what they stood for,
-    `bytes` is the size of that text, `skipped` how many files of the folders are none; `seq_len` is what `batch` takes if it is not told.
-    """
-
-    name: str
-    tokenizer: str
-    tokenizer_sha256: str
-    vocab_size: int
-    dtype: Dtype
-    train_tokens: int
-    validation_tokens: int
-    seq_len: int
-    files: int
-    bytes: int
-    sources: tuple[str, ...]
-    skipped: int = 0
-    version: int = 1
-
-    def tokens(self, split: Split) -> int:
-        """Tokens of one split."""
-        return self.train_tokens if split == "train" else self.validation_tokens
-
-
-_MANIFEST = TypeAdapter(DatasetManifest)
+NO_TARGET = -1
+"""Fills what is behind the last token of a split."""
 
 
 class Dataset:
     """One dataset, open for reading."""
 
-    def __init__(self, folder: Path, manifest: DatasetManifest) -> None:
+    def __init__(self, folder: Path, manifest: DatasetManifest, storage: Storage | None = None) -> None:
         self.folder = folder
         self.manifest = manifest
-        self._ids = {split: _map(folder / f"{split}.bin", manifest.dtype, manifest.tokens(split)) for split in SPLITS}
+        self._shelf = Shelf(folder, manifest, storage)
+        self._streams = {split: self._shelf.stream(split) for split in SPLITS}
         self._epoch_starts = lru_cache(maxsize=2)(epoch_starts)
 
     @classmethod
@@ -87,34 +50,20 @@ class Dataset:
         seq_len: int = DEFAULT_SEQ_LEN,
         on_progress: OnProgress = no_progress,
     ) -> Self:
-        """Tokenise `sources` (files, folders, globs; each file on its own) and keep the ids as dataset `name`.
-
-        Raises `UserError` for what is missing, empty, not UTF-8, unknown to the tokenizer or shorter than one window of `seq_len`;
-        then nothing is left behind.
-        """
-        if not 0 <= validation < 1 or seq_len < 1:
-            raise UserError(f"validation {validation} or sequence length {seq_len} is not possible", "use 0 <= validation < 1, length >= 1")
-        folder = check_free(data_dir, name)
-        tokenizer = open_tokenizer(data_dir, tokenizer_name)
-        found = find_files(sources)
-        files = found.files
-        dtype: Dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
-        with _made_at(folder) as hidden:
-            tokens = _write_ids(hidden / "train.bin", _stored(dtype), tokenizer, files, on_progress)
-            train, rest = split_by_tail(tokens, validation)
-            _check_length(name, "train", train, seq_len)
-            _move_tail(hidden, train * _stored(dtype).itemsize)
-            sha256 = fingerprint(data_dir, tokenizer_name)
-            of_text = (len(files), total_bytes(files), tuple(map(os.path.abspath, sources)), found.skipped)
-            manifest = DatasetManifest(name, tokenizer_name, sha256, tokenizer.vocab_size, dtype, train, rest, seq_len, *of_text)
-            (hidden / "manifest.json").write_bytes(_MANIFEST.dump_json(manifest, indent=2))
-        return cls(folder, manifest)
+        """`create_dataset`, split by tail."""
+        recipe = Recipe(seq_len, SplitRule(validation=validation))
+        return cls(dataset_folder(data_dir, name), create_dataset(data_dir, name, sources, tokenizer_name, recipe, on_progress))
 
     @classmethod
-    def open(cls, data_dir: Path, name: str) -> Self:
-        """Open dataset `name`; raises `NotFound`, or `UserError` if its files are damaged."""
-        manifest = read_manifest(data_dir, name)
-        return cls(dataset_folder(data_dir, name), manifest)
+    def open(cls, data_dir: Path, name: str, storage: Storage | None = None) -> Self:
+        """Open dataset `name`; raises `NotFound`, or `UserError` if its files are damaged.
+
+        One that is not in `data_dir` is looked for in `storage`; its shards come from there when they are first read. Then, and whenever a
+        shard is read, this must not be the thread of a loop.
+        """
+        if storage is not None and not has_dataset(data_dir, name):
+            fetch_dataset(data_dir, name, storage)
+        return cls(dataset_folder(data_dir, name), read_manifest(data_dir, name), storage)
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer it was made with; raises if that has been replaced since."""
@@ -126,7 +75,7 @@ class Dataset:
 
     def require(self, split: Split, seq_len: int) -> None:
         """Raise `UserError` unless `split` has at least one window of `seq_len` + 1 tokens."""
-        _check_length(self.manifest.name, split, self.manifest.tokens(split), seq_len)
+        check_length(self.manifest.name, split, self.manifest.tokens(split), seq_len)
 
     def batch(self, split: Split, seed: int, step: int, batch: int, seq_len: int) -> npt.NDArray[np.int64]:
         """The ids [B, T + 1] of step `step` (counted from 1): columns [:-1] are inputs, [1:] targets."""
@@ -136,112 +85,37 @@ class Dataset:
         tokens = self.manifest.tokens(split)
         windows = windows_per_epoch(tokens, seq_len)
         starts = batch_starts(lambda epoch: self._epoch_starts(tokens, seq_len, seed, epoch), windows, step, batch)
-        return gather(self._ids[split], starts, seq_len)
+        return self._known(gather(self._streams[split].read, starts, seq_len))
 
+    def windows(self, split: Split, seq_len: int) -> int:
+        """How many windows of `seq_len` targets it takes to see every token of `split` but the first as a target; the last may be short."""
+        return -(-max(self.manifest.tokens(split) - 1, 0) // seq_len)
 
-def _stored(dtype: Dtype) -> np.dtype[np.unsignedinteger]:
-    return np.dtype(dtype).newbyteorder("<")
+    def window_rows(self, split: Split, first: int, count: int, seq_len: int) -> npt.NDArray[np.int64]:
+        """The ids [count, T + 1] of windows `first` and following, in order: window w begins at token w * T.
 
+        Behind the end of the split stands `NO_TARGET`, in the inputs too, where any id of the vocabulary will do.
+        """
+        if first < 0 or count < 1 or first + count > self.windows(split, seq_len):
+            there = self.windows(split, seq_len)
+            raise UserError(f"the {split} split has {there} windows of {seq_len}, not {first} to {first + count - 1}")
+        start = first * seq_len
+        stop = min(start + count * seq_len + 1, self.manifest.tokens(split))
+        flat = np.full(count * seq_len + 1, NO_TARGET, dtype=np.int64)
+        flat[: stop - start] = self._streams[split].read(start, stop)
+        return self._known(np.lib.stride_tricks.sliding_window_view(flat, seq_len + 1)[::seq_len].copy())
 
-def _map(file: Path, dtype: Dtype, tokens: int) -> Ids:
-    stored = _stored(dtype)
-    wanted = tokens * stored.itemsize
-    size = file.stat().st_size if file.exists() else 0
-    if size != wanted:
-        raise UserError(f"{file} should have {wanted} bytes and has {size}", "delete the dataset and create it again")
-    return np.memmap(file, dtype=stored, mode="r") if tokens else np.empty(0, dtype=stored)
+    def text(self, split: Split, first: int, tokens: int) -> str:
+        """The text of so many tokens (or as many as there are) of a split."""
+        stop = min(first + tokens, self.manifest.tokens(split))
+        return self.tokenizer().decode(self._streams[split].read(first, stop).tolist()) if first < stop else ""
 
+    def problems(self) -> list[str]:
+        """What is wrong with its shards, in words, after reading all of them."""
+        return list(self._shelf.problems())
 
-@contextmanager
-def _made_at(folder: Path) -> Iterator[Path]:
-    """A hidden folder that becomes `folder` if the block succeeds, and vanishes otherwise."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as outer:
-        hidden = Path(outer) / folder.name
-        hidden.mkdir()
-        yield hidden
-        hidden.rename(folder)
-
-
-def _write_ids(
-    file: Path, stored: np.dtype[np.unsignedinteger], tokenizer: Tokenizer, files: Sequence[Path], on_progress: OnProgress
-) -> int:
-    total, done, tokens = total_bytes(files), 0, 0
-    pieces = _checked_pieces(tokenizer, files)
-    with file.open("wb") as out:
-        while some := list(islice(pieces, _PIECES_AT_ONCE)):
-            encoded = tokenizer.encode_batch(some)
-            out.writelines(ids.astype(stored).tobytes() for ids in encoded)
-            tokens += sum(map(len, encoded))
-            done += sum(len(piece.encode()) for piece in some)
-            on_progress(done, total)
-    return tokens
-
-
-def _checked_pieces(tokenizer: Tokenizer, files: Sequence[Path]) -> Iterator[str]:
-    for file in files:
-        for piece in read_pieces(file):
-            try:
-                tokenizer.check(piece)
-            except UserError as error:
-                raise UserError(f"{file}: {error.message}", error.remedy) from error
-            yield piece
-
-
-def _move_tail(folder: Path, size: int) -> None:
-    """Cut `train.bin` after `size` bytes; what follows becomes `validation.bin`."""
-    with (folder / "train.bin").open("r+b") as train, (folder / "validation.bin").open("wb") as validation:
-        train.seek(size)
-        shutil.copyfileobj(train, validation, 1 << 20)
-        train.truncate(size)
-
-
-def _check_length(name: str, split: Split, tokens: int, seq_len: int) -> None:
-    if tokens > seq_len:
-        return
-    raise UserError(
-        f"dataset '{name}': the {split} split has {tokens} tokens, a window of sequence length {seq_len} needs {seq_len + 1}",
-        "give more text or a shorter sequence" if tokens else "give text that is not empty, or another share for validation",
-    )
-
-
-# -- datasets of a data directory --------------------------------------------------------------------------------------
-
-
-def dataset_folder(data_dir: Path, name: str) -> Path:
-    """Where the dataset `name` is kept."""
-    return data_dir / "datasets" / check_id(name, "dataset")
-
-
-def check_free(data_dir: Path, name: str) -> Path:
-    """The folder of a dataset that does not exist yet; raises `AlreadyExists`."""
-    folder = dataset_folder(data_dir, name)
-    if folder.exists():
-        raise AlreadyExists(f"there is a dataset '{name}' already", "choose another name or delete it first")
-    return folder
-
-
-def list_datasets(data_dir: Path) -> list[DatasetManifest]:
-    """The manifests of all datasets, by name."""
-    names = sorted(path.parent.name for path in (data_dir / "datasets").glob("[!.]*/manifest.json"))
-    return [read_manifest(data_dir, name) for name in names]
-
-
-def read_manifest(data_dir: Path, name: str) -> DatasetManifest:
-    """What dataset `name` is."""
-    file = dataset_folder(data_dir, name) / "manifest.json"
-    if not file.exists():
-        raise NotFound(f"there is no dataset '{name}' in {data_dir}", "make one with `dcnr dataset create`")
-    try:
-        return _MANIFEST.validate_json(file.read_bytes())
-    except ValidationError as error:
-        raise UserError(f"{file} is damaged: {error.errors()[0]['msg']}", "delete the dataset and create it again") from error
-
-
-def delete_dataset(data_dir: Path, name: str) -> None:
-    """Remove dataset `name`, also a damaged one."""
-    folder = dataset_folder(data_dir, name)
-    if not folder.exists():
-        raise NotFound(f"there is no dataset '{name}' in {data_dir}", "see `dcnr dataset list`")
-    (folder / "manifest.json").unlink(missing_ok=True)
-    shutil.rmtree(folder)
+    def _known(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        if ids.max() >= self.manifest.vocab_size:
+            wrong, size = int(ids.max()), self.manifest.vocab_size
+            raise UserError(f"dataset '{self.manifest.name}' is damaged: it holds id {wrong}, its vocabulary has {size}", "create it again")
+        return ids

@@ -39,7 +39,8 @@ class TokenizerConfig(VocabularyKeys):
 
 
 class DetokenizerConfig(VocabularyKeys):
-    """Takes ids [seq], or logits [seq, vocab], whose largest it reads. Ids equal to `pad_id` are left out, if it is given."""
+    """Takes ids [seq], or logits [seq, vocab], of which it reads the largest that the vocabulary file has. Ids equal to `pad_id` are left
+    out, if it is given."""
 
     pad_id: int | None = Field(default=None, ge=0)
 
@@ -97,7 +98,8 @@ class Decode:
     def forward(self, env: Env, inputs: tuple[Array, ...]) -> tuple[tuple[Array, ...], Saved]:
         """Ids [B, T] or logits [B, T, V] → B strings."""
         x = env.backend.to_host(inputs[0])
-        ids_BT = x if is_integer(x) else x.astype(np.float32).argmax(axis=-1)
+        size = self.vocabulary.tokenizer.vocab_size  # logits may be wider, as matrices like multiples of 64
+        ids_BT = x if is_integer(x) else x[..., :size].astype(np.float32).argmax(axis=-1)
         texts = [self.vocabulary.tokenizer.decode([int(i) for i in row if i != self.config.pad_id]) for row in ids_BT]
         return ([text.removeprefix(" ") for text in texts] if self.config.use_word_boundary_tokens else texts,), ()
 

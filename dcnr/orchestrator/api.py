@@ -125,7 +125,7 @@ class Api:
         network = await self._network_of(request)
         hyper = check_hyper(request.hyper)
         graph = await asyncio.to_thread(prepared, network.file, network.file_name, request.fuse)
-        await asyncio.to_thread(check_data, graph, self._data_dir, request.dataset)
+        await asyncio.to_thread(check_data, graph, self._data_dir, request.dataset, self._storage)
         record = SessionRecord(
             session=await self._new_name(request.session, request.network),
             network=network.name,

@@ -6,13 +6,14 @@ These functions block; call them from a thread.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from dcnr.data.dataset import Dataset
+from dcnr.data.split import Split
 from dcnr.errors import DcnrError, UserError
 from dcnr.ids import SessionId
 from dcnr.network.graph import Graph
@@ -22,6 +23,7 @@ from dcnr.optim.hyper import Hyper
 from dcnr.orchestrator.feed import feeds_of
 from dcnr.orchestrator.state import UNDER_WAY, SessionRecord
 from dcnr.passes import prepare
+from dcnr.storage.base import Storage
 from dcnr.text.tokenizer import Tokenizer
 
 
@@ -48,15 +50,29 @@ def count_parameters(graph: Graph) -> int:
     return sum(math.prod(parameter.shape) for node in nodes for parameter in instantiate(node).parameters)
 
 
-def check_data(graph: Graph, data_dir: Path, name: str) -> None:
-    """Raise `UserError` unless dataset `name` exists, is long enough for `graph`, and has no id that `graph` does not know."""
+_NO_TEXT: Mapping[Split, str] = {
+    "train": "use a dataset with more text",
+    "validation": "create the dataset with --validation above 0, or do not validate",
+}
+
+
+def check_data(graph: Graph, data_dir: Path, name: str, storage: Storage | None = None, also: Sequence[Split] = ()) -> None:
+    """Raise `UserError` unless dataset `name` exists, is long enough for `graph` (the training split, and those that `also` are read), and
+    has no id that `graph` does not know.
+    """
     feeds = feeds_of(graph)
-    dataset = Dataset.open(data_dir, name)
-    dataset.require("train", feeds.seq_len)
+    manifest = Dataset.open(data_dir, name, storage).manifest
+    for split in ("train", *also):
+        if (tokens := manifest.tokens(split)) <= feeds.seq_len:
+            raise UserError(
+                f"dataset '{name}': the {split} split has {tokens} tokens, and node '{feeds.ids[0][0]}' of network '{graph.name}' reads"
+                f" windows of {feeds.seq_len}, which take {feeds.seq_len + 1}",
+                f"use a dataset with more text for {split}, or a seq_len of {tokens - 1} or less" if tokens > 1 else _NO_TEXT[split],
+            )
     for node_id, _slot in (*feeds.ids, *feeds.targets):
         known = getattr(graph.by_id[node_id].config, "vocab_size", None)
-        if known is not None and known < dataset.manifest.vocab_size:
-            size = dataset.manifest.vocab_size
+        if known is not None and known < manifest.vocab_size:
+            size = manifest.vocab_size
             raise UserError(
                 f"dataset '{name}' has a vocabulary of {size}, node '{node_id}' of network '{graph.name}' of {known}",
                 f"set vocab_size to {size} or more, or use a dataset with a smaller tokenizer",

@@ -363,7 +363,7 @@ class Term:
     def _batch(self, ask: ReadBatch) -> np.ndarray:
         epoch, dataset = self._datasets.get(ask.session, (None, None))
         if dataset is None or epoch != ask.epoch:
-            dataset = Dataset.open(self._out.data_dir, ask.dataset)
+            dataset = Dataset.open(self._out.data_dir, ask.dataset, self._out.storage)
             self._datasets[ask.session] = (ask.epoch, dataset)
         return dataset.batch("train", ask.seed, ask.step, ask.batch, ask.seq_len)
 

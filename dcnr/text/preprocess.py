@@ -2,10 +2,12 @@
 
 Rule 1: text is UTF-8 and nothing about it is changed, neither newlines nor NUL nor a byte order mark. Invalid bytes are an error with
 file and offset.
-Rule 2: a piece ends where a blank or newline follows a visible character. No pre-tokenizer of ours joins these two,
-so the tokens of the pieces are the tokens of the file.
+Rule 2: a piece ends where a blank follows a visible character or a newline follows a letter or digit. No byte-level pre-tokenizer
+joins these two (GPT-2's, and those that take newlines to the punctuation before them), so the tokens of the pieces are the tokens of the
+file. Only a run of `MAX_RUN` characters without such a place is cut anyway.
 Rule 3: the order is fixed: sources as given, the files of a folder or glob sorted by path.
-Rule 4: a file that is named is read, whatever it is; of those that a folder or glob turns up only UTF-8 text is, and the rest is counted.
+Rule 4: a file that is named is read, whatever it is; of those that a folder or glob turns up only UTF-8 text and Parquet is, and the rest
+is counted.
 """
 
 from __future__ import annotations
@@ -22,9 +24,12 @@ from pathlib import Path
 from dcnr.errors import NotFound, UserError
 
 PIECE_BYTES = 1 << 16
+MAX_RUN = 1 << 20
+"""Characters without a place to cut that are held at once: what bounds the memory that the longest line takes."""
+PARQUET = ".parquet"
 _WILDCARD = re.compile(r"[*?\[]")
 _GIVE = "give text files, folders of them, or globs"
-_UP_TO_LAST_CUT = re.compile(r"(?s:.*)\S(?=[ \n])")
+_UP_TO_LAST_CUT = re.compile(r"(?s:.*)(?:\S(?= )|[^\W_](?=\n))")
 _NOT_LIBRARY = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 
 
@@ -69,7 +74,7 @@ def _files_of(source: str) -> tuple[list[Path], list[Path]]:
     text: list[Path] = []
     others: list[Path] = []
     for file in candidates:
-        (text if _is_text(file) else others).append(file)
+        (text if file.suffix == PARQUET or _is_text(file) else others).append(file)
     return text, others
 
 
@@ -97,36 +102,51 @@ def total_bytes(files: Iterable[Path]) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def read_pieces(file: Path, piece_bytes: int = PIECE_BYTES) -> Iterator[str]:
-    """The text of `file` in pieces of about `piece_bytes` (more where it has no place to cut). Their sum is the file."""
+def read_pieces(file: Path, piece_bytes: int = PIECE_BYTES, start: int = 0, stop: int | None = None) -> Iterator[str]:
+    """The text of `file` in pieces of about `piece_bytes` (more where it has no place to cut). Their sum is the file, or bytes `start`
+    to `stop` of it.
+    """
+    yield from cut_pieces(_decode(file, piece_bytes, start, stop))
+
+
+def cut_pieces(texts: Iterable[str]) -> Iterator[str]:
+    """The same text, cut at other places: those of rule 2."""
     held: list[str] = []
-    for text in _decode(file, piece_bytes):
+    for text in texts:
         joint = held[-1][-1] + text if held else text
         match = _UP_TO_LAST_CUT.match(joint)
-        if match is None:
+        if match is not None:
+            cut = match.end() - (len(joint) - len(text))
+            yield "".join(held) + text[:cut]
+            held = [text[cut:]]
+        elif sum(map(len, held)) + len(text) > MAX_RUN:
+            yield "".join(held) + text
+            held = []
+        elif text:
             held.append(text)
-            continue
-        cut = match.end() - (len(joint) - len(text))
-        yield "".join(held) + text[:cut]
-        held = [text[cut:]]
-    if held:
+    if any(held):
         yield "".join(held)
 
 
-def _decode(file: Path, piece_bytes: int) -> Iterator[str]:
+def _decode(file: Path, piece_bytes: int, start: int = 0, stop: int | None = None) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
-    offset = 0
+    offset = start
     with file.open("rb") as stream:
+        stream.seek(start)
         while True:
-            data = stream.read(piece_bytes)
+            data = stream.read(piece_bytes if stop is None else min(piece_bytes, stop - offset))
             pending = len(decoder.getstate()[0])
             try:
                 text = decoder.decode(data, final=not data)
             except UnicodeDecodeError as error:
-                at = offset - pending + error.start
-                raise UserError(f"{file}: invalid UTF-8 at byte {at}", "convert the file to UTF-8 or leave it out") from error
+                raise invalid_utf8(file, offset - pending + error.start) from error
             offset += len(data)
             if text:
                 yield text
             if not data:
                 return
+
+
+def invalid_utf8(file: Path, at: int) -> UserError:
+    """What is raised for it."""
+    return UserError(f"{file}: invalid UTF-8 at byte {at}", "convert the file to UTF-8 or leave it out")

@@ -25,7 +25,7 @@ def test_the_dataset_has_the_network_s_vocabulary_and_length(tmp_path: Path) -> 
     vocabulary, seq_len = needs(graph)
     dataset = Dataset.open(tmp_path, make_dataset(tmp_path, graph, windows=20))
     assert (dataset.manifest.vocab_size, dataset.manifest.seq_len) == (vocabulary, seq_len)
-    ids = np.fromfile(dataset.folder / "train.bin", dtype=dataset.manifest.dtype)
+    ids = np.fromfile(dataset.folder / "train-00000.bin", dtype=dataset.manifest.dtype)
     counts = np.bincount(ids, minlength=vocabulary)
     assert counts.min() > 0
     assert counts.max() < 2 * counts.mean()

@@ -9,7 +9,8 @@ import pytest
 
 from dcnr.cli.corpus import prepare_text
 from dcnr.cli.source import read_source
-from dcnr.data.dataset import Dataset, list_datasets, read_manifest
+from dcnr.data.dataset import Dataset
+from dcnr.data.manifest import list_datasets, read_manifest
 from dcnr.errors import UserError
 from dcnr.ids import NetworkId
 from dcnr.network.graph import Graph
@@ -27,11 +28,11 @@ async def test_the_same_text_is_prepared_once(tiny: Graph, book: Path, tmp_path:
     """A second run, under another file name, finds the first one's work."""
     data_dir = tmp_path / "data"
     name = await prepare_text(data_dir, [str(book)], tiny)
-    stamp = (data_dir / "datasets" / name / "train.bin").stat().st_mtime_ns
+    stamp = (data_dir / "datasets" / name / "train-00000.bin").stat().st_mtime_ns
     copy = tmp_path / "copy.txt"
     copy.write_bytes(book.read_bytes())
     assert await prepare_text(data_dir, [str(copy)], tiny) == name
-    assert (data_dir / "datasets" / name / "train.bin").stat().st_mtime_ns == stamp
+    assert (data_dir / "datasets" / name / "train-00000.bin").stat().st_mtime_ns == stamp
     copy.write_text(book.read_text() + "more")
     assert await prepare_text(data_dir, [str(copy)], tiny) != name
 

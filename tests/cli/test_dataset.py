@@ -42,7 +42,10 @@ def test_create_list_show_delete(folder: Path) -> None:
     assert (fields["tokens"], fields["train_tokens"], fields["seq_len"]) == (len(TEXT), len(TEXT) * 8 // 10, 16)
     assert fields["tokens_per_byte"] == 1.0
     assert json.loads(dcnr(folder, "list", "--json").stdout) == {"datasets": [fields]}
-    assert json.loads(dcnr(folder, "show", "d", "--json").stdout) == fields
+    assert (fields["train_bytes"], fields["validation_bytes"], fields["documents"]) == (len(TEXT) * 8 // 10, len(TEXT) // 5, 1)
+    examples = {"train": TEXT[:40], "validation": TEXT[len(TEXT) * 8 // 10 :][:40]}
+    assert json.loads(dcnr(folder, "show", "d", "--json").stdout) == fields | {"examples": examples}
+    assert f"train begins  {TEXT[:40]!r}" in dcnr(folder, "show", "d").stdout
     assert "uint16" in dcnr(folder, "show", "d").stdout
     assert dcnr(folder, "delete", "d").exit_code == 0
     assert dcnr(folder, "list").stdout == "no datasets\n"
@@ -77,6 +80,15 @@ def test_out_is_written_under_the_very_name(folder: Path) -> None:
         (("create", "d", "{folder}/text.txt", "--tokenizer", "c", "--seq-len", "5000"), "sequence length 5000 needs 5001"),
         (("create", "kept", "{folder}/text.txt", "--tokenizer", "c"), "'kept' already"),
         (("show", "x"), "no dataset 'x'"),
+        (("verify", "x"), "no dataset 'x'"),
+        (("push", "x"), "no dataset 'x'"),
+        (("derive", "y", "--from", "x"), "no dataset 'x'"),
+        (("derive", "y", "--from", "kept", "--split", "files"), "tokens cannot be split by files"),
+        (("create", "d", "{folder}/text.txt", "--tokenizer", "c", "--split", "given"), "needs --validation-from"),
+        (
+            ("create", "d", "{folder}/text.txt", "--tokenizer", "c", "--split", "files", "--validation-from", "x"),
+            "say two different things",
+        ),
         (("delete", "x"), "no dataset 'x'"),
         (("batch", "x", "--seed", "1", "--step", "1", "--batch", "1", "--out", "f.npy"), "no dataset 'x'"),
         (("batch", "kept", "--seed", "1", "--step", "1", "--batch", "1", "--out", "{folder}/no/f.npy"), "f.npy: No such file"),
@@ -110,7 +122,43 @@ def test_impossible_options_are_refused(folder: Path, more: tuple[str, str]) -> 
     assert create(folder, *more).exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["create", "list", "show", "batch", "delete"])
+def test_stdin_and_jsonl_become_documents(folder: Path) -> None:
+    """The manifest says that it was stdin; an end of documents is shown as what it is."""
+    dcnr_tokenizer = ["tokenizer", "train", "e", str(folder / "text.txt"), "--special", "<|endoftext|>", "--vocab-size", "300"]
+    assert CliRunner().invoke(main, dcnr_tokenizer, env={"DCNR_DATA_DIR": str(folder / "data")}).exit_code == 0
+    lines = '{"body": "the cat"}\n{"body": "the hat sat on the mat"}\n'
+    arguments = ["dataset", "create", "j", "-", "--tokenizer", "e", "--format", "jsonl", "--field", "body", "--validation", "0"]
+    made = CliRunner().invoke(main, [*arguments, "--seq-len", "2", "--json"], input=lines, env={"DCNR_DATA_DIR": str(folder / "data")})
+    assert made.exit_code == 0, made.output
+    fields = json.loads(made.stdout)
+    assert (fields["sources"], fields["documents"], fields["bytes"]) == (["-"], 2, len("the catthe hat sat on the mat"))
+    shown = json.loads(dcnr(folder, "show", "j", "--json").stdout)["examples"]
+    assert shown == {"train": "the cat<|endoftext|>the hat sat on the mat<|endoftext|>", "validation": ""}
+
+
+def test_derive_import_verify_and_push(folder: Path) -> None:
+    """A dataset of another's tokens, of raw ids; checked, and put into a storage, from which another machine reads it."""
+    create(folder, "--seq-len", "16")
+    derived = dcnr(folder, "derive", "w", "--from", "d", "--split", "windows", "--validation", "0.5", "--seq-len", "4", "--json")
+    assert json.loads(derived.stdout)["parent"] == "d"
+    raw = folder / "data" / "datasets" / "d" / "train-00000.bin"
+    imported = dcnr(folder, "import", "i", "--train", str(raw), "--tokenizer", "c", "--seq-len", "16", "--json")
+    assert json.loads(imported.stdout)["train_tokens"] == json.loads(dcnr(folder, "show", "d", "--json").stdout)["train_tokens"]
+    assert json.loads(dcnr(folder, "verify", "w", "--json").stdout)["tokens"] == len(TEXT)
+    storage = f"file://{folder}/storage"
+    assert dcnr(folder, "push", "w", "--storage", storage).exit_code == 0
+    elsewhere = CliRunner().invoke(
+        main, ["dataset", "verify", "w", "--json"], env={"DCNR_DATA_DIR": str(folder / "other"), "DCNR_STORAGE": storage}
+    )
+    assert json.loads(elsewhere.stdout)["tokens"] == len(TEXT)
+    shard = folder / "data" / "datasets" / "w" / "train-00000.bin"
+    shard.write_bytes(bytes(shard.stat().st_size))
+    damaged = dcnr(folder, "verify", "w")
+    assert damaged.exit_code == 2
+    assert "train-00000.bin is damaged: its sha256 is" in damaged.stderr
+
+
+@pytest.mark.parametrize("command", ["create", "import", "derive", "list", "show", "batch", "verify", "push", "delete"])
 def test_help_shows_an_example(folder: Path, command: str) -> None:
     """Of every command."""
     assert f"Example:\n    dcnr dataset {command}" in dcnr(folder, command, "--help").output

@@ -111,7 +111,29 @@ def test_a_tokenizer_in_use_is_kept(tmp_path: Path, text: Path) -> None:
     assert dcnr(tmp_path, "show", "t").exit_code == 0
 
 
-@pytest.mark.parametrize("command", ["train", "list", "show", "encode", "decode", "delete"])
+@pytest.mark.parametrize("command", ["train", "import", "list", "show", "encode", "decode", "export", "delete"])
 def test_help_shows_an_example(tmp_path: Path, command: str) -> None:
     """Of every command."""
     assert f"Example:\n    dcnr tokenizer {command}" in dcnr(tmp_path, command, "--help").output
+
+
+def test_export_and_import_keep_every_byte(tmp_path: Path, text: Path) -> None:
+    """Special tokens too; what is exported is the file that is kept."""
+    special = ("--special", "<|endoftext|>", "--special", "<|user|>")
+    trained = json.loads(dcnr(tmp_path, "train", "b", str(text), "--vocab-size", "300", *special, "--json").stdout)
+    size = trained["vocab_size"]
+    assert trained["special"] == {"<|endoftext|>": size - 2, "<|user|>": size - 1}
+    out = tmp_path / "deep" / "tokenizer.json"
+    assert json.loads(dcnr(tmp_path, "export", "b", str(out), "--json").stdout) == {"name": "b", "out": str(out)}
+    imported = json.loads(dcnr(tmp_path, "import", "i", str(out), "--json").stdout)
+    assert {**imported, "name": "b", "file": trained["file"]} == trained
+    refused = dcnr(tmp_path, "import", "t", str(text))
+    assert refused.exit_code == 2
+    assert "is not a tokenizer.json" in refused.stderr
+
+
+def test_a_field_of_jsonl_from_stdin_is_learned(tmp_path: Path) -> None:
+    """Nothing else of the lines is."""
+    lines = json.dumps({"body": "abc", "other": "xyz"}) + "\n"
+    arguments = ("train", "c", "-", "--kind", "char", "--format", "jsonl", "--field", "body", "--json")
+    assert json.loads(dcnr(tmp_path, *arguments, stdin=lines).stdout)["vocab_size"] == 3

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dcnr.data.dataset import Dataset, check_free, dataset_folder, delete_dataset, list_datasets, read_manifest
+from dcnr.data.dataset import Dataset
+from dcnr.data.manifest import check_free, dataset_folder, delete_dataset, list_datasets, read_manifest
 from dcnr.errors import AlreadyExists, NotFound, UserError
 from dcnr.text.tokenizer import Tokenizer, add_tokenizer, delete_tokenizer, fingerprint
 
@@ -37,7 +39,7 @@ def make(data_dir: Path, validation: float = 0.1, name: str = "d") -> Dataset:
 
 def shard(data_dir: Path, split: str, dtype: str = "<u2") -> np.ndarray[tuple[int], np.dtype[np.unsignedinteger]]:
     """The ids as they lie on disk."""
-    return np.frombuffer((dataset_folder(data_dir, "d") / f"{split}.bin").read_bytes(), dtype)
+    return np.frombuffer((dataset_folder(data_dir, "d") / f"{split}-00000.bin").read_bytes(), dtype)
 
 
 def test_shards_hold_the_ids_of_the_text_and_the_tail_is_for_validation(data_dir: Path) -> None:
@@ -59,15 +61,33 @@ def test_the_manifest_says_what_it_is(data_dir: Path) -> None:
         "tokenizer_sha256": fingerprint(data_dir, "c"),
         "vocab_size": len(set(TEXT)),
         "dtype": "uint16",
-        "train_tokens": made.manifest.train_tokens,
-        "validation_tokens": made.manifest.validation_tokens,
         "seq_len": SEQ_LEN,
-        "files": 1,
-        "bytes": len(TEXT.encode()),
+        "strategy": "tail, 0.1",
+        "splits": {
+            split: {
+                "tokens": len(shard(data_dir, split)),
+                "bytes": len(made.tokenizer().decode(shard(data_dir, split).tolist()).encode()),
+                "largest": shard(data_dir, split).max(),
+            }
+            for split in ("train", "validation")
+        },
+        "shards": [
+            {
+                "file": f"{split}-00000.bin",
+                "split": split,
+                "tokens": len(shard(data_dir, split)),
+                "sha256": hashlib.sha256(shard(data_dir, split).tobytes()).hexdigest(),
+            }
+            for split in ("train", "validation")
+        ],
         "sources": [str(text_of(data_dir))],
+        "files": 1,
         "skipped": 0,
-        "version": 1,
+        "documents": 1,
+        "parent": None,
+        "version": 2,
     }
+    assert made.manifest.bytes == len(TEXT.encode())
     assert read_manifest(data_dir, "d") == made.manifest
 
 
@@ -195,6 +215,53 @@ def test_a_taken_name_is_refused_and_kept(data_dir: Path) -> None:
     assert read_manifest(data_dir, "d") == first.manifest
 
 
+@pytest.mark.parametrize("fields", [{"name": "d", "version": 1, "train_tokens": 5}, {"name": "d", "version": 3}])
+def test_a_dataset_of_another_format_is_refused_in_words(data_dir: Path, fields: dict[str, object]) -> None:
+    """It says which, and what to do; it can be deleted."""
+    folder = dataset_folder(data_dir, "d")
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps(fields))
+    with pytest.raises(UserError, match=f"'d' has format {fields['version']}, this program reads 2.*`dcnr dataset delete d`"):
+        Dataset.open(data_dir, "d")
+    delete_dataset(data_dir, "d")
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 2, SEQ_LEN, SEQ_LEN + 1, SEQ_LEN + 2, 5 * SEQ_LEN + 1, 5 * SEQ_LEN + 7])
+def test_windows_show_every_token_but_the_first_as_a_target_once(data_dir: Path, tokens: int) -> None:
+    """In order, whatever is left over in a last window that ends with no target; of no or one token there are none."""
+    file = data_dir.parent / "more.txt"
+    file.write_bytes((TEXT[: 4 * SEQ_LEN] + TEXT[:tokens]).encode())
+    ratio = tokens / (4 * SEQ_LEN + tokens)
+    made = Dataset.create(data_dir, "d", [file], "c", ratio, SEQ_LEN)
+    ids = shard(data_dir, "validation").tolist() if tokens else []
+    assert len(ids) == tokens
+    windows = made.windows("validation", SEQ_LEN)
+    assert windows == -(-max(tokens - 1, 0) // SEQ_LEN)
+    rows = [row for at in range(windows) for row in made.window_rows("validation", at, 1, SEQ_LEN)]
+    targets = [int(target) for row in rows for target in row[1:] if target >= 0]
+    assert targets == ids[1:]
+    assert [int(row[0]) for row in rows] == ids[: -1 or None : SEQ_LEN][:windows]
+    if windows:
+        assert (made.window_rows("validation", 0, windows, SEQ_LEN) == np.stack(rows)).all()
+    with pytest.raises(UserError, match=f"has {windows} windows"):
+        made.window_rows("validation", windows, 1, SEQ_LEN)
+
+
+def test_a_damaged_id_never_leaves(data_dir: Path) -> None:
+    """Neither in a batch nor in a window: an embedder would read behind its table."""
+    made = make(data_dir)
+    ids = np.full(made.manifest.train_tokens, len(set(TEXT)), dtype="<u2")
+    (dataset_folder(data_dir, "d") / "train-00000.bin").write_bytes(ids.tobytes())
+    opened = Dataset.open(data_dir, "d")
+    (problem,) = opened.problems()
+    assert "train-00000.bin is damaged: its sha256 is" in problem
+    wrong = f"'d' is damaged: it holds id {len(set(TEXT))}, its vocabulary has {len(set(TEXT))}"
+    with pytest.raises(UserError, match=wrong):
+        opened.batch("train", 1, 1, 1, SEQ_LEN)
+    with pytest.raises(UserError, match=wrong):
+        opened.window_rows("train", 0, 1, SEQ_LEN)
+
+
 def test_list_and_delete(data_dir: Path) -> None:
     """By name; a half-made hidden folder is none; what is deleted is gone."""
     assert list_datasets(data_dir) == []
@@ -211,9 +278,9 @@ def test_list_and_delete(data_dir: Path) -> None:
 def test_damaged_files_are_refused(data_dir: Path) -> None:
     """A shard that lost its end, a manifest that is none; both can still be deleted."""
     make(data_dir)
-    with (dataset_folder(data_dir, "d") / "train.bin").open("r+b") as file:
+    with (dataset_folder(data_dir, "d") / "train-00000.bin").open("r+b") as file:
         file.truncate(10)
-    with pytest.raises(UserError, match=r"train\.bin should have \d+ bytes and has 10"):
+    with pytest.raises(UserError, match=r"train-00000\.bin should have \d+ bytes and has 10"):
         Dataset.open(data_dir, "d")
     (dataset_folder(data_dir, "d") / "manifest.json").write_text("{}")
     with pytest.raises(UserError, match=r"manifest\.json is damaged"):

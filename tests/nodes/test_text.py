@@ -74,6 +74,14 @@ def test_a_detokenizer_reads_the_largest_logit(vocabulary: str, env: Env) -> Non
     assert build("detokenizer", vocab_path=vocabulary).forward(env, (logits,))[0][0] == ["the other cat"]
 
 
+def test_logits_wider_than_the_vocabulary_file_are_read_within_it(vocabulary: str, env: Env) -> None:
+    """An lm_head that was rounded up may favour an id that stands for nothing."""
+    ids = Tokenizer.load(Path(vocabulary)).encode("the cat")
+    logits = np.eye(320, dtype=np.float32)[ids][None]
+    logits[..., 310] = 2
+    assert build("detokenizer", vocab_path=vocabulary).forward(env, (logits,))[0][0] == ["the cat"]
+
+
 def test_a_node_without_vocabulary_says_so(env: Env) -> None:
     """By name."""
     with pytest.raises(UserError, match="node 'tokenizer' has no vocabulary"):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dcnr.data.dataset import Dataset
+from dcnr.data.transfer import push_dataset
 from dcnr.errors import NotFound, UserError
 from dcnr.ids import SessionId
 from dcnr.network.load import load_graph
 from dcnr.optim.hyper import Hyper
 from dcnr.orchestrator.planning import check_data, check_hyper, check_tokenizer, count_parameters, graphs_of, prepared
 from dcnr.orchestrator.state import SessionState
-from dcnr.text.tokenizer import Tokenizer, open_tokenizer
+from dcnr.storage.file import FileStorage
+from dcnr.text.tokenizer import Tokenizer, add_tokenizer, no_progress, open_tokenizer
 from tests.agents.tiny import TINY
 from tests.orchestrator.fakes import NETWORK, graph, record
 from tests.orchestrator.running import make_data
@@ -39,6 +43,60 @@ def test_data_that_fits_is_accepted_and_data_that_is_missing_named(tmp_path: Pat
     check_data(graph(), tmp_path, "text")
     with pytest.raises(NotFound, match="nix"):
         check_data(graph(), tmp_path, "nix")
+
+
+def made(data_dir: Path, text: str, validation: float, vocabulary: str = "abcd ") -> None:
+    """A dataset `d` of `text` whose own sequence length is 1: every text of two tokens or more is one."""
+    (data_dir / "learn").write_text(vocabulary)
+    (data_dir / "text").write_text(text)
+    add_tokenizer(data_dir, "c", Tokenizer.train([data_dir / "learn"], "char"))
+    Dataset.create(data_dir, "d", [data_dir / "text"], "c", validation, seq_len=1)
+
+
+@pytest.mark.parametrize(("tokens", "fits"), [(2, False), (3, False), (4, False), (5, True)])
+def test_data_too_short_for_the_network_is_refused_with_the_node(tmp_path: Path, tokens: int, fits: bool) -> None:
+    """T is 4: what has T tokens or fewer holds no window. (Of 0 or 1 tokens there can be no dataset at all.)"""
+    made(tmp_path, "abcd abcd"[:tokens], 0.0)
+    if fits:
+        check_data(graph(), tmp_path, "d")
+        return
+    told = (
+        f"the train split has {tokens} tokens, and node 'embed' of network '.*' reads windows of 4, which take 5.*seq_len of {tokens - 1}"
+    )
+    with pytest.raises(UserError, match=told):
+        check_data(graph(), tmp_path, "d")
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_there_is_no_dataset_of_no_or_one_token(tmp_path: Path, tokens: int) -> None:
+    """Not even of sequence length 1."""
+    with pytest.raises(UserError, match=f"train split has {tokens} tokens"):
+        made(tmp_path, "a" * tokens, 0.0)
+
+
+def test_an_empty_validation_split_is_refused_where_it_is_read(tmp_path: Path) -> None:
+    """By the node that would read it; who does not validate needs none."""
+    made(tmp_path, "abcd " * 10, 0.0)
+    check_data(graph(), tmp_path, "d")
+    with pytest.raises(UserError, match=r"the validation split has 0 tokens, and node 'embed'.*--validation above 0"):
+        check_data(graph(), tmp_path, "d", also=("validation",))
+
+
+def test_a_vocabulary_that_the_embedder_does_not_hold_is_refused_with_the_node(tmp_path: Path) -> None:
+    """11 fit; the tokenizer has 12, though the text uses only five of them."""
+    made(tmp_path, "abcd " * 10, 0.1, vocabulary="abcdefghijk ")
+    with pytest.raises(UserError, match=r"'d' has a vocabulary of 12, node 'embed' of network '.*' of 11.*set vocab_size to 12"):
+        check_data(graph(), tmp_path, "d")
+
+
+def test_a_dataset_of_the_storage_is_fetched(tmp_path: Path) -> None:
+    """By an orchestrator on another machine than that which made it."""
+    make_data(tmp_path / "here")
+    storage = FileStorage(tmp_path / "storage")
+    asyncio.run(push_dataset(tmp_path / "here", "text", storage, no_progress))
+    check_data(graph(), tmp_path / "there", "text", storage)
+    with pytest.raises(NotFound, match=r"no dataset 'nix' in .*, nor in file://"):
+        check_data(graph(), tmp_path / "there", "nix", storage)
 
 
 def test_hyper_parameters_may_be_strings_and_have_defaults() -> None:

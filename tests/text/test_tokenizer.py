@@ -9,6 +9,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from dcnr.errors import AlreadyExists, NotFound, UserError
 from dcnr.text.preprocess import read_pieces
@@ -19,6 +20,7 @@ from dcnr.text.tokenizer import (
     add_tokenizer,
     delete_tokenizer,
     fingerprint,
+    import_tokenizer,
     list_tokenizers,
     open_tokenizer,
     tokenizer_path,
@@ -185,6 +187,108 @@ def test_a_tokenizer_is_its_text(char: Tokenizer, bpe: Tokenizer) -> None:
     assert char.to_json() != bpe.to_json()
     with pytest.raises(UserError, match=r"over there is not a tokenizer\.json"):
         Tokenizer.parse(b"\xff", "over there")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "char"])
+def test_special_tokens_stand_for_no_text(corpus: Path, kind: Kind) -> None:
+    """They have the last ids; text that looks like one is text, and one of them ends documents."""
+    trained = Tokenizer.train([corpus], kind, 310, special=("<|user|>", "<|endoftext|>"))
+    plain = Tokenizer.train([corpus], kind, 308)
+    size = trained.vocab_size
+    assert trained.special == {"<|user|>": size - 2, "<|endoftext|>": size - 1}
+    assert (trained.end_id, plain.end_id, plain.special) == (size - 1, None, {})
+    assert trained.encode(HARD) == plain.encode(HARD)
+    assert trained.decode([*trained.encode("hat"), size - 1]) == "hat<|endoftext|>"
+    if kind == "bpe":
+        ids = trained.encode("a <|endoftext|> b")
+        assert size - 1 not in ids
+        assert trained.decode(ids) == "a <|endoftext|> b"
+
+
+@pytest.mark.parametrize("special", [("",), ("x",), ("<a>", "<a>")])
+def test_what_cannot_be_a_special_token_is_refused(corpus: Path, special: tuple[str, ...]) -> None:
+    """Empty, one character, twice."""
+    with pytest.raises(UserError, match="cannot be a special token"):
+        Tokenizer.train([corpus], "bpe", 300, special=special)
+
+
+@settings(deadline=None)
+@given(text=st.text())
+def test_tokens_know_how_many_bytes_they_stand_for(bpe: Tokenizer, text: str) -> None:
+    """Their sum is the text's size in UTF-8, without decoding it."""
+    assert bpe.token_bytes()[bpe.encode(text)].sum() == len(text.encode())
+
+
+def test_characters_know_their_bytes_and_special_tokens_have_none(corpus: Path) -> None:
+    """As UTF-8 counts them."""
+    trained = Tokenizer.train([corpus], "char", special=("<|endoftext|>",))
+    sizes = trained.token_bytes()
+    assert sizes[trained.encode(HARD)].sum() == len(HARD.encode())
+    assert sizes[trained.special["<|endoftext|>"]] == 0
+
+
+def test_the_library_gives_the_same_characters(char: Tokenizer, tmp_path: Path) -> None:
+    """The look-up that is used instead is only faster."""
+    char.save(tmp_path / "tokenizer.json")
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert char.encode(HARD * 3) == library.encode(HARD * 3).ids
+
+
+def test_a_long_line_of_words_streams_as_it_is(bpe: Tokenizer, tmp_path: Path) -> None:
+    """5 MB without a newline: the pieces are small, and nothing is lost."""
+    text = HARD.replace("\n", "") * 50_000
+    (tmp_path / "line").write_bytes(text.encode())
+    pieces = list(read_pieces(tmp_path / "line"))
+    assert max(map(len, pieces)) < 200_000
+    assert "".join(bpe.decode(bpe.encode(piece)) for piece in pieces) == text
+
+
+def library_of(change: str) -> tokenizers.Tokenizer:
+    """Another tool's tokenizer that is of no use here."""
+    library = tokenizers.Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}, merges=[]))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=change == "prefix")
+    library.decoder = decoders.ByteLevel()
+    match change:
+        case "lowercase":
+            library.normalizer = normalizers.Lowercase()
+        case "words":
+            library.model = models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]")
+        case "dropout":
+            library.model.dropout = 0.1
+        case "metaspace":
+            library.decoder = decoders.Metaspace()
+    return library
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("none", None),
+        ("prefix", "changes text: 'X' comes back as"),
+        ("lowercase", "changes text"),
+        ("words", "kind WordPiece that is not byte-level"),
+        ("metaspace", "kind bpe that is not byte-level"),
+        ("dropout", "differently every time"),
+    ],
+)
+def test_an_imported_tokenizer_gives_every_text_back_or_is_refused(tmp_path: Path, change: str, message: str | None) -> None:
+    """And is kept byte for byte."""
+    library_of(change).save(str(tmp_path / "theirs.json"))
+    if message is None:
+        kept = import_tokenizer(tmp_path / "data", "t", tmp_path / "theirs.json")
+        assert kept.read_bytes() == (tmp_path / "theirs.json").read_bytes()
+        assert open_tokenizer(tmp_path / "data", "t").vocab_size == 256
+        return
+    with pytest.raises(UserError, match=message):
+        import_tokenizer(tmp_path / "data", "t", tmp_path / "theirs.json")
+    assert list_tokenizers(tmp_path / "data") == []
+
+
+def test_a_word_level_tokenizer_that_is_not_of_characters_is_refused(tmp_path: Path) -> None:
+    """Its tokens are words."""
+    tokenizers.Tokenizer(models.WordLevel({"word": 0})).save(str(tmp_path / "theirs.json"))
+    with pytest.raises(UserError, match="its token 'word' is not one character"):
+        import_tokenizer(tmp_path / "data", "t", tmp_path / "theirs.json")
 
 
 def test_a_data_directory_keeps_tokenizers_by_name(char: Tokenizer, bpe: Tokenizer, tmp_path: Path) -> None:

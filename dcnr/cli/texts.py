@@ -1,0 +1,49 @@
+"""What the commands that read text share: where it comes from, and how it is read."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from dcnr.text.documents import FORMATS, Format, Reading
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+STDIN = "-"
+
+
+def reading_options(command: F) -> F:
+    """Add what `reading_of` takes."""
+    options = (
+        click.option("--format", type=click.Choice(FORMATS), help="Of all files, where their names do not say it."),
+        click.option("--field", default="text", show_default=True, help="Where the text is in a line of JSONL, a row of Parquet."),
+        click.option("--separator", help=r"What stands between two documents of a text file; \n is a newline, \t a tab."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def reading_of(format: Format | None, field: str, separator: str | None) -> Reading:
+    """What these options say."""
+    return Reading(format, field, separator.replace("\\n", "\n").replace("\\t", "\t") if separator is not None else None)
+
+
+@contextmanager
+def with_stdin(paths: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """`paths`, where `-` is a file of what comes from stdin, since text is read more than once."""
+    if STDIN not in paths:
+        yield tuple(paths)
+        return
+    with tempfile.TemporaryDirectory(prefix="dcnr-stdin-") as folder:
+        spooled = Path(folder) / "stdin"
+        with spooled.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)
+        yield tuple(str(spooled) if path == STDIN else path for path in paths)
