@@ -63,6 +63,10 @@ class DatasetManifest:
         """Tokens of one split."""
         return self.train_tokens if split == "train" else self.validation_tokens
 
+    def bytes_of(self, split: Split) -> float:
+        """Bytes of text of one split: of all the text, in proportion to its tokens."""
+        return self.bytes * self.tokens(split) / max(1, self.train_tokens + self.validation_tokens)
+
 
 _MANIFEST = TypeAdapter(DatasetManifest)
 
@@ -137,6 +141,22 @@ class Dataset:
         windows = windows_per_epoch(tokens, seq_len)
         starts = batch_starts(lambda epoch: self._epoch_starts(tokens, seq_len, seed, epoch), windows, step, batch)
         return gather(self._ids[split], starts, seq_len)
+
+    def windows(self, split: Split, seq_len: int) -> int:
+        """How many windows hold all of a split; 0 if it has no token to predict."""
+        return -(-max(0, self.manifest.tokens(split) - 1) // seq_len)
+
+    def window_rows(self, split: Split, first: int, count: int, seq_len: int) -> npt.NDArray[np.int64]:
+        """The ids [count, T + 1] of windows `first` on, in the order of the split; where it has ended they are -1.
+
+        Each begins with the last token of the one before, so that every token but the first of the split is a target once.
+        """
+        if not 0 <= first <= first + count <= self.windows(split, seq_len):
+            raise UserError(f"dataset '{self.manifest.name}' has no windows {first} to {first + count} in its {split} split")
+        ids = self._ids[split][first * seq_len : (first + count) * seq_len + 1].astype(np.int64)
+        padded = np.full(count * seq_len + 1, -1, np.int64)
+        padded[: len(ids)] = ids
+        return np.ascontiguousarray(np.lib.stride_tricks.sliding_window_view(padded, seq_len + 1)[::seq_len])
 
 
 def _stored(dtype: Dtype) -> np.dtype[np.unsignedinteger]:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from dcnr import __version__
 from dcnr.errors import AlreadyExists, NotFound, UserError
 from dcnr.ids import NetworkId, PNodeId, SessionId, check_id
-from dcnr.metrics.history import History
+from dcnr.metrics.history import History, Validations
 from dcnr.network.graph import Graph
 from dcnr.network.load import load_graph
 from dcnr.orchestrator import events, views
@@ -43,6 +43,7 @@ MAX_ROWS = 200
 """So many fit a message of any server."""
 
 Answer = dict[str, Any]
+Logs = tuple[History, Validations]
 Put = Callable[[Callable[[int], events.Ask]], Awaitable[None]]
 
 
@@ -68,12 +69,12 @@ class Verb:
 class Api:
     """All verbs, over the machine of the leader."""
 
-    def __init__(self, cluster: Cluster, ask: Put, storage: Storage, data_dir: Path, history: History) -> None:
+    def __init__(self, cluster: Cluster, ask: Put, storage: Storage, data_dir: Path, logs: Logs) -> None:
         self._cluster = cluster
         self._ask = ask
         self._storage = storage
         self._data_dir = data_dir
-        self._history = history
+        self._history, self._validations = logs
         self.verbs = (
             Verb("cluster.info", Nothing, self._info),
             Verb("network.create", CreateNetwork, self._create_network),
@@ -88,6 +89,7 @@ class Api:
             Verb("session.list", Nothing, self._list_sessions),
             Verb("session.show", NamedSession, self._show_session),
             Verb("session.rows", SessionRows, self._show_rows),
+            Verb("session.validations", SessionRows, self._show_validations),
             Verb("session.delete", NamedSession, self._delete_session),
             Verb("pnode.list", Nothing, self._list_pnodes),
             Verb("pnode.show", NamedPNode, self._show_pnode),
@@ -121,7 +123,7 @@ class Api:
         network = await self._network_of(request)
         hyper = check_hyper(request.hyper)
         graph = await asyncio.to_thread(prepared, network.file, network.file_name, request.fuse)
-        await asyncio.to_thread(check_data, graph, self._data_dir, request.dataset)
+        await asyncio.to_thread(check_data, graph, self._data_dir, request.dataset, hyper.validate_every > 0)
         record = SessionRecord(
             session=await self._new_name(request.session, request.network),
             network=network.name,
@@ -208,6 +210,12 @@ class Api:
     async def _show_rows(self, request: SessionRows) -> Answer:
         """The first `MAX_ROWS` of those that are asked for; steps of which nothing is known are left out."""
         rows = await asyncio.to_thread(self._history.rows, self._session(request.session).record.session)
+        wanted = [asdict(row) for row in rows if request.first <= row.step <= request.last]
+        return {"rows": wanted[:MAX_ROWS]}
+
+    async def _show_validations(self, request: SessionRows) -> Answer:
+        """The same of validations, by the step whose state was validated."""
+        rows = await asyncio.to_thread(self._validations.rows, self._session(request.session).record.session)
         wanted = [asdict(row) for row in rows if request.first <= row.step <= request.last]
         return {"rows": wanted[:MAX_ROWS]}
 

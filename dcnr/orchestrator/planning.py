@@ -47,11 +47,19 @@ def count_parameters(graph: Graph) -> int:
     return sum(math.prod(parameter.shape) for node in nodes for parameter in instantiate(node).parameters)
 
 
-def check_data(graph: Graph, data_dir: Path, name: str) -> None:
+def nothing_to_validate(dataset: str) -> tuple[str, str]:
+    """What is said, and advised, where a dataset has no validation split to speak of."""
+    what = f"dataset '{dataset}' has fewer than two tokens for validation"
+    return what, "create it with a larger share for validation, or train with validate_every=0"
+
+
+def check_data(graph: Graph, data_dir: Path, name: str, validates: bool = False) -> None:
     """Raise `UserError` unless dataset `name` exists, is long enough for `graph`, and has no id that `graph` does not know."""
     feeds = feeds_of(graph)
     dataset = Dataset.open(data_dir, name)
     dataset.require("train", feeds.seq_len)
+    if validates and not dataset.windows("validation", feeds.seq_len):
+        raise UserError(*nothing_to_validate(name))
     for node_id, _slot in (*feeds.ids, *feeds.targets):
         known = getattr(graph.by_id[node_id].config, "vocab_size", None)
         if known is not None and known < dataset.manifest.vocab_size:
@@ -69,7 +77,10 @@ def check_hyper(given: Mapping[str, object]) -> Hyper:
         nearest = get_close_matches(unknown[0], Hyper.model_fields, n=1, cutoff=0.0)
         raise UserError(f"unknown hyper-parameter '{unknown[0]}'", f"did you mean '{nearest[0]}'? known: {', '.join(Hyper.model_fields)}")
     try:
-        return Hyper.model_validate(dict(given))
+        hyper = Hyper.model_validate(dict(given))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise UserError(f"hyper-parameter '{first['loc'][0]}': {first['msg']}, not {first['input']!r}") from error
+    if (hyper.patience or hyper.validate_batches) and not hyper.validate_every:
+        raise UserError("patience and validate_batches mean nothing without validations", "set validate_every to a number of steps")
+    return hyper

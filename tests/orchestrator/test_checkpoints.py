@@ -164,14 +164,14 @@ def test_a_machine_that_contradicts_itself_is_found() -> None:
 def test_the_newest_checkpoints_stay_and_those_of_round_steps() -> None:
     """The rest is removed, but never what a deployment is starting from."""
     known = [CheckpointRecord(step, str(step), SCALER) for step in (0, 5, 10, 15, 20, 25)]
-    stay, gone = retained(known, Hyper(keep_last=2, keep_every=10), None)
+    stay, gone = retained(known, Hyper(keep_last=2, keep_every=10), ())
     assert ([c.step for c in stay], gone) == ([0, 10, 20, 25], (5, 15))
-    stay, gone = retained(known, Hyper(keep_last=1), 5)
+    stay, gone = retained(known, Hyper(keep_last=1), (5, None))
     assert ([c.step for c in stay], gone) == ([5, 25], (0, 10, 15, 20))
 
 
 def test_a_record_lists_a_bounded_number_of_checkpoints() -> None:
     """What it no longer lists stays in storage."""
     known = [CheckpointRecord(step, str(step), SCALER) for step in range(LISTED + 50)]
-    stay, gone = retained(known, Hyper(keep_every=1), None)
+    stay, gone = retained(known, Hyper(keep_every=1), ())
     assert (len(stay), stay[-1].step, gone) == (LISTED, LISTED + 49, ())
