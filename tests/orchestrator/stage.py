@@ -13,7 +13,19 @@ import numpy as np
 from dcnr.bus.messages import Complete, Decision, Heartbeat, PNodeInfo, Report, StepMetrics, ValidationMetrics
 from dcnr.ids import Epoch, PNodeId, SessionId
 from dcnr.orchestrator.cluster import Cluster
-from dcnr.orchestrator.commands import Answer, Command, Drop, Measured, Prune, Publish, ReadBatch, ReadWindows, SendHop, Store, WriteManifest
+from dcnr.orchestrator.commands import (
+    Answer,
+    Command,
+    Drop,
+    Measured,
+    Prune,
+    Publish,
+    ReadBatch,
+    ReadWindows,
+    SendHop,
+    Store,
+    WriteManifest,
+)
 from dcnr.orchestrator.events import (
     BatchRead,
     CreateSession,

@@ -25,8 +25,8 @@ AGENT_FAULTS = ("kill", "kill", "kill", "stop", "stop", "cut", "mute", "deaf", "
 LEADER_FAULTS = ("kill", "kill", "stop", "stop", "cut", "mute", "deaf")
 WORLD_FAULTS = ("server", "server", "disk full", "disk slow", "rot", "apart", "drain", "suspend", "rebalance")
 KINDS = (
-    "Hop trainer", "Hop fwd", "Hop bwd", "Hop eval", "Loss", "EvalLoss", "StepReport", "StepDone", "Decision", "Deploy", "Deployed", "Undeploy",
-    "Save", "Saved", "Complete", "Heartbeat", "Echo",
+    "Hop trainer", "Hop fwd", "Hop bwd", "Hop eval", "Loss", "EvalLoss", "StepReport", "StepDone", "Decision", "Deploy", "Deployed",
+    "Undeploy", "Save", "Saved", "Complete", "Heartbeat", "Echo",
 )  # fmt: skip
 
 
@@ -81,7 +81,8 @@ class Plan:
     @property
     def hyper(self) -> HyperFields:
         """Of the session."""
-        return self.variant.fields | {"checkpoint_every": self.checkpoint_every, "keep_last": self.keep_last, "validate_every": self.validate_every}
+        fields = {"checkpoint_every": self.checkpoint_every, "keep_last": self.keep_last, "validate_every": self.validate_every}
+        return self.variant.fields | fields
 
     def __str__(self) -> str:
         every = "by time" if self.checkpoint_every is None else self.checkpoint_every

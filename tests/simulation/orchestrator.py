@@ -35,7 +35,18 @@ from dcnr.orchestrator.commands import (
     WriteManifest,
 )  # fmt: skip
 from dcnr.orchestrator.commands import Store as StoreRecord
-from dcnr.orchestrator.events import BatchRead, Disconnected, Echoed, Event, Heard, ManifestFailed, ManifestWritten, Reported, Tick, WindowsRead
+from dcnr.orchestrator.events import (
+    BatchRead,
+    Disconnected,
+    Echoed,
+    Event,
+    Heard,
+    ManifestFailed,
+    ManifestWritten,
+    Reported,
+    Tick,
+    WindowsRead,
+)
 from dcnr.orchestrator.leader import BUCKET, LOOK_EVERY, ONE_SERVER, Lease, LeaseLost
 from dcnr.orchestrator.session import Settings
 from dcnr.orchestrator.shell import ECHO_EVERY, EPOCHS, RETRY_AFTER, manifest_of
