@@ -128,7 +128,8 @@ class PNodeInfo:
 class Hosted:
     """One session on a PNode: where it stands.
 
-    `step`: the last one decided here, `last` its decision (None before the first of this epoch); `attempt`: the largest of undecided steps.
+    `step`: the last one decided here, `last` its decision (None before the first of this epoch); `attempt`: the largest of undecided
+    steps and of a validation.
     `work` counts the jobs done since the deploy. `busy`: it has something to compute or to send, so that silence is no standstill.
     """
 

@@ -64,7 +64,7 @@ async def by_numpy(data_dir: Path, session: str, step: int) -> float:
 
 
 async def test_validations_are_equal_on_one_agent_and_on_three_and_are_those_of_numpy(cluster: Cluster) -> None:
-    """Loss, perplexity, bits per byte; of every token but the first, without dropout; the weights are those of a run without validations."""
+    """Of every token but the first, without dropout; and the weights are those of a run without validations."""
     await register(cluster.url, NETWORK)
     plain = losses(await train(cluster.url, "not-validated", pnodes=1, hyper=HYPER, **RUN))
     one, rows = await validated(cluster, "validated-1", 1)

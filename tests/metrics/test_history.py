@@ -45,7 +45,7 @@ def test_validations_have_a_log_of_their_own(tmp_path: Path) -> None:
     History(tmp_path).erase(S)
     assert len(Validations(tmp_path).rows(S)) == 1
     Validations(tmp_path).erase(S)
-    assert Validations(tmp_path).rows(S) == History(tmp_path).rows(S) == []
+    assert (Validations(tmp_path).rows(S), History(tmp_path).rows(S)) == ([], [])
 
 
 def test_there_is_one_row_a_step_that_of_the_largest_epoch(tmp_path: Path) -> None:

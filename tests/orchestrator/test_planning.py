@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dcnr.data.dataset import Dataset
 from dcnr.errors import NotFound, UserError
 from dcnr.ids import SessionId
 from dcnr.network.load import load_graph
@@ -40,10 +41,23 @@ def test_data_that_fits_is_accepted_and_data_that_is_missing_named(tmp_path: Pat
         check_data(graph(), tmp_path, "nix")
 
 
+def test_data_that_cannot_be_validated_is_refused_if_it_is_to_be(tmp_path: Path) -> None:
+    """A dataset without a validation split trains, and is not validated; the remedy is told."""
+    make_data(tmp_path)
+    check_data(graph(), tmp_path, "text", validates=True)
+    Dataset.create(tmp_path, "all", [tmp_path / "text.txt"], "chars", validation=0.0, seq_len=4)
+    check_data(graph(), tmp_path, "all")
+    with pytest.raises(UserError, match="fewer than two tokens for validation") as refused:
+        check_data(graph(), tmp_path, "all", validates=True)
+    assert "larger share" in str(refused.value.remedy)
+
+
 def test_hyper_parameters_may_be_strings_and_have_defaults() -> None:
     """As `--set key=value` gives them."""
     assert check_hyper({"lr": "1e-3", "warmup_steps": "5"}) == Hyper(lr=1e-3, warmup_steps=5)
     assert check_hyper({}) == Hyper()
+    with pytest.raises(UserError, match="mean nothing without validations"):
+        check_hyper({"patience": 2})
 
 
 @pytest.mark.parametrize(("given", "told"), [({"momentun": 1}, "'momentum'"), ({"lr": -1}, "greater than 0, not -1")])
