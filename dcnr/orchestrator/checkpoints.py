@@ -208,5 +208,5 @@ def retained(
     keeps = hyper.keeps([checkpoint.step for checkpoint in known])
     stay = [checkpoint for checkpoint in known if checkpoint.step in keeps or checkpoint.step in needed]
     gone = tuple(checkpoint.step for checkpoint in known if checkpoint not in stay)
-    newest = stay[-max(LISTED, hyper.keep_last) :]
-    return tuple(checkpoint for checkpoint in stay if checkpoint in newest or checkpoint.step in needed), gone
+    most = max(LISTED, hyper.keep_last)
+    return (*(checkpoint for checkpoint in stay[:-most] if checkpoint.step in needed), *stay[-most:]), gone

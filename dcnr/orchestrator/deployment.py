@@ -282,7 +282,7 @@ class Deployment:
     def _watch(self, now: float) -> list[Command]:
         trainer, validation = self.trainer, self.validation
         under_way = (trainer.under_way or validation.waits) and self.trains
-        sight = Sight(trainer.done, trainer.news + validation.news, under_way, self._owing, validation.answered)
+        sight = Sight(trainer.done, trainer.news + validation.news, under_way, self._owing, validation.answered, validation.under_way)
         match self.watchdog.verdict(sight, now):
             case Again():
                 return validation.again() if validation.under_way else trainer.again()

@@ -57,6 +57,8 @@ class Sight:
     under_way: bool
     owing: Collection[PNodeId] = ()
     answered: int = 0
+    validation: bool = False
+    """Whether that is what is under way."""
 
 
 @dataclass(slots=True)
@@ -146,4 +148,5 @@ class Watchdog:
     def _standstill(self) -> Verdict:
         if self._tries + 1 < TRIES:
             return Again()
-        return GiveUp(f"step {self._sight.done + 1} stood still {TRIES} times")
+        what = f"the validation of step {self._sight.done}" if self._sight.validation else f"step {self._sight.done + 1}"
+        return GiveUp(f"{what} stood still {TRIES} times")

@@ -140,8 +140,8 @@ def test_the_best_is_the_first_with_the_smallest_loss_and_patience_counts_by_ste
         one.heard(answer(hop, 2.0))
     assert one.known == ValidationRecord(8, 4, 2.0)
     assert one.early_end is None
-    one.known = ValidationRecord(10, 4, 2.0)
-    assert one.early_end == "ended early, after step 10: 3 validations without a smaller loss than that of step 4, which is 2.0000"
+    tired = machine(ValidationRecord(10, 4, 2.0), 10, patience=3)
+    assert tired.early_end == "ended early, after step 10: 3 validations without a smaller loss than that of step 4, which is 2.0000"
     assert machine(ValidationRecord(10, 4, 2.0, counted_from=8), 10, patience=3).early_end is None
     nan = machine(ValidationRecord(2, 2, math.nan), 2)
     for hop in targets(read(nan, nan.begin(4))):
