@@ -37,6 +37,23 @@ class Pass:
     attempt: int = 0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Evaluate:
+    """Forward, without dropout and without keeping anything, of one micro-batch of a validation through one segment.
+
+    Answered by `Evaluated`. `inputs` and `weights` as in `Pass`.
+    """
+
+    session: SessionId
+    epoch: Epoch
+    segment: int
+    step: int
+    micro: int
+    inputs: tuple[Array, ...]
+    weights: tuple[float, ...]
+    attempt: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Fold:
     """All backwards of a step are queued: fold the gradients, measure them. Answered by `Folded`."""
@@ -83,7 +100,7 @@ class Snapshot:
     step: int
 
 
-Job = Pass | Fold | Abort | Apply | Settle | Snapshot
+Job = Pass | Evaluate | Fold | Abort | Apply | Settle | Snapshot
 
 
 @dataclass(frozen=True, slots=True)

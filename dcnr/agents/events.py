@@ -102,6 +102,20 @@ class PassDone:
     gradients: tuple[Handoff, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Evaluated:
+    """`outputs` as the segment's external outputs, `losses` as (cost, mean loss of the micro-batch)."""
+
+    session: SessionId
+    epoch: Epoch
+    segment: int
+    step: int
+    micro: int
+    attempt: int
+    outputs: tuple[Handoff, ...]
+    losses: tuple[tuple[NodeId, float], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Folded:
     """The gradients of a step: sum of squares per node with parameters, in graph order, and whether all are finite."""
@@ -203,6 +217,6 @@ class Tick:
     sending: Sending = frozenset()
 
 
-JobEvent = PassDone | Folded | Aborted | Applied | Settled | SnapshotTaken | JobFailed
+JobEvent = PassDone | Evaluated | Folded | Aborted | Applied | Settled | SnapshotTaken | JobFailed
 Setup = Prepared | Installed | SetupRefused | SetupFailed
 Event = Told | NameHeard | HopArrived | Setup | JobEvent | Uploaded | UploadFailed | Stop | Tick

@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dcnr.agents.commands import Pass
+from dcnr.agents.commands import Evaluate, Pass
 from dcnr.agents.crew import Crew
 from dcnr.agents.ending import Ending, Later, Settlement, make_ending
 from dcnr.agents.events import Handoff
 from dcnr.agents.plan import Plan, micro_rows
 from dcnr.agents.program import Program, Tape
-from dcnr.agents.routing import ExternalInput, IncomingGradient, Local, Remote
+from dcnr.agents.routing import ExternalInput, IncomingGradient, Local, Remote, SegmentRoutes
 from dcnr.agents.weights import Weights
 from dcnr.backends.base import Array, Backend, HostArray, Precision, Recording, Scalar
 from dcnr.bus.messages import Deploy
@@ -74,6 +74,8 @@ class SegmentRun:
         """Of its costs, as `program.weighted`."""
         self.tapes: dict[int, list[Tape]] = {}
         """By micro-batch, then by shard."""
+        self.evaluating: list[list[Env]] = []
+        """The same envs for validations, once there was one: without dropout and gradients, and with weights of their own."""
         self.replays: dict[int, _Replay] = {}
         """By micro-batch."""
         self.written_forward = 0
@@ -151,7 +153,11 @@ class Execution:
         shards = len(_cut(last - first, self._shards))
         run.written_forward = max(run.written_forward, shards * (job.inputs is not None))
         run.written_backward = max(run.written_backward, shards * (job.gradients is not None))
-        return self._handed(run, job, made)
+        losses = list(zip(run.program.routes.costs, made.losses, strict=False))  # none, without a forward
+        if self._deploy.decides:
+            self._losses |= {(cost, job.micro): loss for cost, loss in losses}
+            losses = []
+        return self._handed(run.program.routes, made, losses)
 
     def _set_numbers(self, run: SegmentRun, job: Pass) -> None:
         """What changes from step to step, for every env."""
@@ -240,16 +246,11 @@ class Execution:
             else:
                 self._backend.copy_into(whole[at][rows], part)
 
-    def _handed(self, run: SegmentRun, job: Pass, made: _Made) -> Later[Results]:
+    def _handed(self, routes: SegmentRoutes, made: _Made, losses: Sequence[tuple[NodeId, Scalar]]) -> Later[Results]:
         """What leaves the segment; what travels through host memory is brought there. Losses of steps decided here wait for the end."""
-        routes = run.program.routes
         travels = [any(map(self._is_far, output.remote)) for output in routes.outputs[: len(made.outputs)]]
         travels += [self._is_far(entry.to) for entry in routes.outgoing[: len(made.gradients)]]
         tensors = [*made.outputs, *made.gradients]
-        losses = list(zip(routes.costs, made.losses, strict=False))  # none, without a forward
-        if self._deploy.decides:
-            self._losses |= {(cost, job.micro): loss for cost, loss in losses}
-            losses = []
         wanted = [tensor for tensor, leaves in zip(tensors, travels, strict=True) if leaves]
         hosts, values = self._hosts(wanted), self._hosts([loss for _, loss in losses])
 
@@ -269,6 +270,39 @@ class Execution:
         if self._backend.runs_shards or not arrays:
             return lambda: arrays
         return self._backend.fetch(arrays).wait
+
+    # -- a validation --------------------------------------------------------------------------------------------------
+
+    def evaluate(self, job: Evaluate) -> Later[Results]:
+        """A micro-batch goes forward through a segment, and leaves nothing behind."""
+        run, rows = self._segments[job.segment], job.inputs[0].shape[0]
+        if not run.evaluating:
+            run.evaluating = [[self._evaluating(env) for env in envs] for envs in run.envs]
+        self._set_weights(run, job, rows)
+        parts = _cut(rows, self._shards)
+        outputs = self._whole(run.program.output_shapes, rows, len(parts))
+        losses = self._crew.run([partial(self._evaluate, run, job, at, (part, outputs)) for at, part in enumerate(parts)])
+        sums = [_sum([one[at] for one in losses]) for at in range(len(run.program.routes.costs))]
+        return self._handed(run.program.routes, _Made(outputs, sums, ()), list(zip(run.program.routes.costs, sums, strict=True)))
+
+    def _evaluating(self, env: Env) -> Env:
+        return replace(env, training=False, grads={}, loss_scale=self._backend.scalar(1.0), weight=self._backend.scalar(0.0))
+
+    def _set_weights(self, run: SegmentRun, job: Evaluate, rows: int) -> None:
+        """Of its costs: each is the mean over the micro-batch."""
+        weighted = run.program.weighted
+        weights = [job.weights[fed] if fed is not None else per_row / rows for _, fed, per_row in weighted]
+        for envs in run.evaluating:
+            scalars = self._backend.set_scalars([envs[at].weight for at, _, _ in weighted], weights)
+            for (at, _, _), weight in zip(weighted, scalars, strict=True):
+                envs[at].weight = weight
+
+    def _evaluate(self, run: SegmentRun, job: Evaluate, shard: int, into: tuple[slice, list[Array]]) -> list[Scalar]:
+        rows, whole = into
+        inputs = self._cut_rows(job.inputs, run.program.routes.inputs, rows)
+        outputs, losses = run.program.evaluate(run.evaluating[shard], inputs)
+        self._place(whole, outputs, rows)
+        return losses
 
     # -- the end of a step --------------------------------------------------------------------------------------------
 

@@ -6,21 +6,22 @@ Rule 2: a report that must arrive is repeated until its effect is seen; the last
 Rule 3: a decision counts once, and only for the step that was reported.
 Rule 4: an undecided step has an attempt. A hop of a newer one makes the step begin anew here, as if nothing of it had ever come; hops and
 answers of an older one change nothing. Where steps are decided here, one whose last backward was given out is decided, whatever comes.
-Rule 5: what belongs to a checkpoint never stops training: a copy that cannot be uploaded is said and kept.
+Rule 5: between two steps a validation may go through (`evaluation`): behind what ended the one, before anything of the other.
+Rule 6: what belongs to a checkpoint never stops training: a copy that cannot be uploaded is said and kept.
 """
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import asdict
 from enum import Enum, auto
 
-from dcnr.agents.commands import Abort, Apply, Command, Fold, Job, Pass, SendHop, SendReport, Settle, Snapshot, Tensors
+from dcnr.agents.commands import Abort, Apply, Command, Evaluate, Fold, Job, Pass, SendHop, SendReport, Settle, Snapshot, Tensors
 from dcnr.agents.copies import Copies, Copy
-from dcnr.agents.events import Folded, Handoff, JobFailed, PassDone, Settled, SetupFailed, SnapshotTaken
-from dcnr.agents.plan import Plan, micro_rows
+from dcnr.agents.evaluation import Evaluation, Validated
+from dcnr.agents.events import Evaluated, Folded, Handoff, JobFailed, PassDone, Settled, SetupFailed, SnapshotTaken
+from dcnr.agents.plan import Plan, fits
 from dcnr.agents.routing import Local, Remote, Use
 from dcnr.agents.segment import Segment
 from dcnr.agents.telemetry import IN_PLACE, Telemetry
@@ -31,6 +32,7 @@ from dcnr.bus.messages import (
     Decision,
     Deploy,
     Deployed,
+    EvalLoss,
     Failed,
     Hop,
     Hosted,
@@ -43,7 +45,7 @@ from dcnr.bus.messages import (
 from dcnr.bus.subjects import Phase
 from dcnr.errors import InvariantError
 from dcnr.ids import NodeId, PNodeId
-from dcnr.network.graph import Consumer, Graph, Port
+from dcnr.network.graph import Consumer, Port
 from dcnr.optim.decide import in_order
 
 REPEAT_AFTER = 1.0
@@ -97,6 +99,7 @@ class HostedSession:
         self._me = me
         self._telemetry = telemetry
         self._segments: dict[int, Segment] = {}
+        self._evaluation = Evaluation(())
         self._pending: deque[Job] = deque()
         self._losses: dict[int, dict[tuple[NodeId, int], float]] = {}
         """By step, then by (cost, micro-batch)."""
@@ -129,14 +132,15 @@ class HostedSession:
         """Where it stands, for the heartbeat; `sending`: hops of it are on their way. The attempt is the largest of undecided steps."""
         return Hosted(
             session=self.deploy.session, epoch=self.deploy.epoch, step=self._last.step if self._last else self.deploy.step,
-            vnodes=len(self.nodes), bytes=self.bytes, attempt=max(self._attempts.values(), default=0),
+            vnodes=len(self.nodes), bytes=self.bytes, attempt=max([*self._attempts.values(), self._evaluation.attempt]),
             work=self._work, busy=sending or self._busy(), last=self._last,
         )  # fmt: skip
 
     def _busy(self) -> bool:
         if self.state in SETTING_UP or self._jobs or self._pending:
             return True
-        return self.state is State.STEPPING and any(segment.priority() is not None for segment in self._segments.values())
+        runs = self._evaluation.ready(self.step) or any(segment.priority() is not None for segment in self._segments.values())
+        return self.state is State.STEPPING and runs
 
     # -- deploy -------------------------------------------------------------------------------------------------------
 
@@ -144,6 +148,7 @@ class HostedSession:
         """Its part is known, and fits."""
         self.plan = plan
         self._segments = {routes.index: Segment(routes, self.deploy.micro_batches, self.step) for routes in plan.routes.segments}
+        self._evaluation = Evaluation(plan.routes.segments)
         self._go(State.INSTALLING)
 
     def installed(self, tensors: Tensors | None, now: float) -> list[Command]:
@@ -180,6 +185,9 @@ class HostedSession:
             self._telemetry.drop("unknown")
             return []
         self._telemetry.receive(hop.lane.partition(":")[0], payload.nbytes)
+        if hop.phase == "eval":
+            self._validation_hop(self.plan, hop, payload)
+            return []
         if hop.source == TRAINER and hop.step in self._finished and hop.micro == 0:
             self._telemetry.drop("stale")
             return [self._report(self._finished[hop.step])]
@@ -191,7 +199,7 @@ class HostedSession:
         for place in dict.fromkeys(found):
             if place is None:
                 self._telemetry.drop("unknown")
-            elif (payload.shape, payload.dtype.name) != self._kind(self.plan.graph, hop, place) or not 0 <= hop.weight < math.inf:
+            elif not self._fits(self.plan, hop, place, payload):
                 self._telemetry.drop("malformed")
             elif not self._takes(hop.step, hop.attempt):
                 self._telemetry.drop("stale")
@@ -199,17 +207,20 @@ class HostedSession:
                 self._offer(hop.phase, place, Turn(hop.step, hop.micro), payload, hop.weight)
         return []
 
-    def _kind(self, graph: Graph, hop: Hop, place: Local) -> tuple[tuple[int, ...], str]:
-        """(shape, dtype) of the tensor for a place: what its maker stores, or the trainer's ids."""
-        routes = self._segments[place.segment].routes
-        if hop.phase == "fwd":
-            entry = routes.inputs[place.index]
-            shape, maker = entry.shape, None if entry.port is None else entry.port.node
-        else:
-            use = routes.incoming[place.index].use
-            shape, maker = graph.by_id[use.port.node].output_shapes[use.port.slot], use.consumer.node
-        first, last = micro_rows(self.deploy.batch, self.deploy.micro_batches, hop.micro)
-        return (last - first, *shape), "int64" if maker is None else graph.by_id[maker].activation_precision
+    def _validation_hop(self, plan: Plan, hop: Hop, payload: Array) -> None:
+        of = Validated(hop.step, hop.attempt, hop.micro)
+        for place in dict.fromkeys(plan.routes.inputs.get(Consumer(*target)) for target in hop.targets):
+            if place is None:
+                self._telemetry.drop("unknown")
+            elif not self._fits(plan, hop, place, payload):
+                self._telemetry.drop("malformed")
+            elif not self._evaluation.takes(of, self.step):
+                self._telemetry.drop("stale")
+            elif self._evaluation.offer(of, place, payload, hop.weight) is Offer.DUPLICATE:
+                self._telemetry.drop("duplicate")
+
+    def _fits(self, plan: Plan, hop: Hop, place: Local, payload: Array) -> bool:
+        return fits(plan, self.deploy, (self._segments[place.segment].routes, place.index), hop, payload)
 
     def _takes(self, step: int, attempt: int) -> bool:
         """Whether a tensor is of the attempt of its step; a newer one begins the step anew."""
@@ -258,15 +269,31 @@ class HostedSession:
             commands += self._hand_on("bwd", done, (consumer.node, consumer.slot), gradient.to, handoff)
         return commands
 
+    def evaluated(self, done: Evaluated) -> list[Command]:
+        """A micro-batch of a validation went through a segment: hand on what it gave, and say its losses."""
+        segment = self._segments.get(done.segment)
+        if segment is None or not self._evaluation.takes(Validated(done.step, done.attempt, done.micro), self.step):
+            return []
+        commands: list[Command] = []
+        for output, handoff in zip(segment.routes.outputs, done.outputs, strict=True):
+            destinations: tuple[Local | Remote, ...] = (*output.local, *output.remote)
+            for to in destinations:
+                commands += self._hand_on("eval", done, (output.port.node, output.port.slot), to, handoff)
+        of = (self._me, self.deploy.session, self.deploy.epoch, done.step)
+        return [*commands, *(self._report(EvalLoss(*of, cost, done.micro, loss)) for cost, loss in done.losses)]
+
     def _note_losses(self, done: PassDone) -> list[Command]:
         for cost, loss in done.losses:
             self._losses.setdefault(done.step, {})[cost, done.micro] = loss
         of = (self._me, self.deploy.session, self.deploy.epoch, done.step, done.attempt)
         return [self._report(Loss(*of, cost, done.micro, loss)) for cost, loss in done.losses]
 
-    def _hand_on(self, phase: Phase, done: PassDone, source: Slot, to: Local | Remote, handoff: Handoff) -> list[Command]:
+    def _hand_on(self, phase: Phase, done: PassDone | Evaluated, source: Slot, to: Local | Remote, handoff: Handoff) -> list[Command]:
         if isinstance(to, Local):
             self._telemetry.receive(IN_PLACE, handoff.array.nbytes)
+            if phase == "eval":
+                self._evaluation.offer(Validated(done.step, done.attempt, done.micro), to, handoff.array, 0.0)
+                return []
             self._offer(phase, to, Turn(done.step, done.micro), handoff.array, 0.0)
             return []
         near = self.plan is not None and to.pnode in self.plan.near
@@ -303,12 +330,18 @@ class HostedSession:
             return None
         ready = [(priority, index) for index, segment in self._segments.items() if (priority := segment.priority()) is not None]
         if not ready:
-            return None
+            return self._next_evaluation()
         work = self._segments[min(ready)[1]].take()
         of = (self.deploy.session, self.deploy.epoch, work.segment, work.turn.step, work.turn.micro)
         job = Pass(*of, work.inputs, work.weights, work.gradients, self._attempts.get(work.turn.step, 0))
         self._end_step_if_done(now)
         return job
+
+    def _next_evaluation(self) -> Job | None:
+        if not self._evaluation.ready(self.step):
+            return None
+        of, segment, tensors, weights = self._evaluation.take()
+        return Evaluate(self.deploy.session, self.deploy.epoch, segment, of.step, of.micro, tensors, weights, of.attempt)
 
     def _end_step_if_done(self, now: float) -> None:
         """Queue what ends a step, once its last backward was given out."""
@@ -332,6 +365,7 @@ class HostedSession:
     def _decided(self, step: int, save: bool) -> None:
         self.step = step
         self._attempts = {later: attempt for later, attempt in self._attempts.items() if later > step}
+        self._evaluation.decide(step)
         for segment in self._segments.values():
             segment.decide(step)
         if save:
@@ -431,6 +465,7 @@ class HostedSession:
             if any(vnode.decided != self.step for vnode in segment.vnodes.values()):
                 raise InvariantError(f"{self.deploy.session}: a VNode is not at step {self.step}")
         self.copies.validate()
+        self._evaluation.validate()
         if any(step <= self.step for step in self._attempts) or self._jobs < 0:
             raise InvariantError(f"{self.deploy.session}: attempts {self._attempts} at step {self.step}, {self._jobs} jobs at work")
         if not self.deploy.decides and (self._repeat is not None) != (self.state in (State.REPORTED, State.FAILED)):

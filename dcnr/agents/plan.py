@@ -5,11 +5,13 @@ Everyone runs the same pure passes over the same file, so all agree without aski
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dcnr.agents.routing import Routes, find_routes
-from dcnr.bus.messages import WITH_DEVICE, Deploy
+from dcnr.agents.routing import Routes, SegmentRoutes, find_routes
+from dcnr.backends.base import Array
+from dcnr.bus.messages import WITH_DEVICE, Deploy, Hop
 from dcnr.errors import UserError
 from dcnr.ids import NodeId, PNodeId
 from dcnr.network.graph import Graph
@@ -72,3 +74,23 @@ def _near(deploy: Deploy, me: PNodeId) -> frozenset[PNodeId]:
 def micro_rows(batch: int, micro_batches: int, micro: int) -> tuple[int, int]:
     """First row and last + 1 of a micro-batch in the batch of a step."""
     return micro * batch // micro_batches, (micro + 1) * batch // micro_batches
+
+
+def fits(plan: Plan, deploy: Deploy, place: tuple[SegmentRoutes, int], hop: Hop, payload: Array) -> bool:
+    """Whether a tensor is what `place` takes, an external input or incoming gradient: what its maker stores, or the trainer's ids.
+
+    The last micro-batch of a validation may have fewer rows.
+    """
+    routes, index = place
+    maker: NodeId | None
+    if hop.phase == "bwd":
+        use = routes.incoming[index].use
+        shape, maker = plan.graph.by_id[use.port.node].output_shapes[use.port.slot], use.consumer.node
+    else:
+        entry = routes.inputs[index]
+        shape, maker = entry.shape, None if entry.port is None else entry.port.node
+    dtype = "int64" if maker is None else plan.graph.by_id[maker].activation_precision
+    first, last = micro_rows(deploy.batch, deploy.micro_batches, 0 if hop.phase == "eval" else hop.micro)
+    rows = payload.shape[0] if payload.shape else 0
+    whole = 1 <= rows <= last - first if hop.phase == "eval" else rows == last - first
+    return whole and (payload.shape[1:], payload.dtype.name) == (shape, dtype) and 0 <= hop.weight < math.inf

@@ -17,6 +17,7 @@ from dcnr.agents.copies import Copy
 from dcnr.agents.events import (
     Aborted,
     Applied,
+    Evaluated,
     Event,
     Folded,
     HopArrived,
@@ -158,6 +159,8 @@ class PNode:
         match event:
             case PassDone():
                 return session.passed(event)
+            case Evaluated():
+                return session.evaluated(event)
             case Folded():
                 return session.folded(event, now)
             case Applied() | Aborted():

@@ -94,6 +94,7 @@ class Program:
         compiler = _Compiler(graph, routes, nodes)
         self._forward = compiler.forward()
         self._registers = compiler.registers
+        self._evaluation = tuple(step._replace(keeps=False, enters=()) for step in self._forward)
         self._outputs = tuple(compiler.port_register[output.port] for output in routes.outputs)
         self._losses = tuple(compiler.port_register[Port(cost, 0)] for cost in routes.costs)
         self._backward = compiler.backward()
@@ -107,9 +108,18 @@ class Program:
 
     def forward(self, envs: Sequence[Env], inputs: Sequence[Array], tape: Tape) -> tuple[list[Array], list[Scalar]]:
         """(external outputs, losses of the costs), in the order of the routes. `envs` are one per node, `inputs` as `routes.inputs`."""
+        return self._through(self._forward, envs, inputs, tape)
+
+    def evaluate(self, envs: Sequence[Env], inputs: Sequence[Array]) -> tuple[list[Array], list[Scalar]]:
+        """The same, of which nothing is kept for a backward."""
+        return self._through(self._evaluation, envs, inputs, self.tape())
+
+    def _through(
+        self, steps: Iterable[_ForwardStep], envs: Sequence[Env], inputs: Sequence[Array], tape: Tape
+    ) -> tuple[list[Array], list[Scalar]]:
         registers: list[Array | None] = [*inputs, *[None] * (self._registers - len(inputs))]
         with tape:
-            _run(self._forward, envs, registers, tape)
+            _run(steps, envs, registers, tape)
         return [registers[register] for register in self._outputs], [registers[register] for register in self._losses]
 
     def backward(self, envs: Sequence[Env], gradients: Sequence[Array], tape: Tape) -> list[Array | None]:

@@ -13,10 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import assert_never
 
-from dcnr.agents.commands import Abort, Apply, Fold, Job, Pass, Settle, Snapshot
+from dcnr.agents.commands import Abort, Apply, Evaluate, Fold, Job, Pass, Settle, Snapshot
 from dcnr.agents.crew import Crew
 from dcnr.agents.ending import Later, Settlement
-from dcnr.agents.events import Aborted, Applied, Folded, JobEvent, JobFailed, PassDone, Settled, SnapshotTaken
+from dcnr.agents.events import Aborted, Applied, Evaluated, Folded, JobEvent, JobFailed, PassDone, Settled, SnapshotTaken
 from dcnr.agents.execution import Execution, Losses
 from dcnr.agents.plan import Plan
 from dcnr.backends.base import Backend, HostArray
@@ -96,6 +96,9 @@ class Runner:
             case Pass(_, _, segment, step, micro, attempt=attempt):
                 passed = execution.run(job)
                 return lambda: PassDone(*of, segment, step, micro, attempt, **passed()._asdict())
+            case Evaluate(_, _, segment, step, micro, attempt=attempt):
+                evaluated = execution.evaluate(job)
+                return lambda: Evaluated(*of, segment, step, micro, attempt, *evaluated()[:2])
             case Fold(_, _, step, attempt):
                 folded = execution.fold()
                 return lambda: Folded(*of, step, attempt, *folded())

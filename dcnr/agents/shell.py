@@ -23,6 +23,7 @@ from dcnr.agents.commands import (
     Apply,
     Beat,
     Command,
+    Evaluate,
     Evict,
     Fold,
     GiveWay,
@@ -227,7 +228,7 @@ class Service:
     def perform(self, command: Command) -> None:
         """Do one thing, or start it."""
         match command:
-            case Pass() | Fold() | Abort() | Apply() | Settle() | Snapshot():
+            case Pass() | Evaluate() | Fold() | Abort() | Apply() | Settle() | Snapshot():
                 self._runner.submit(command)
             case Prepare() | Install():
                 self._setups.put_nowait(command)

@@ -15,7 +15,8 @@ A training step, seen from the wire:
 7. after a step whose decision says so, and on `Save`, each PNode copies its part, uploads it in the background and sends `Saved` (or
    `SaveFailed`, and training goes on); `Complete` says that a checkpoint exists, so that PNodes keep the copy to go back to
 8. a step that lost a message is fed again with `attempt` + 1: a PNode that hears of a newer attempt forgets what it has of the older one
-9. whatever else goes wrong: `Deploy` with a newer epoch, from the newest checkpoint; a PNode goes back to its own copy where it has one
+9. between two steps, trainer -> `Hop` (eval) with ids and targets of the validation split, forward only; cost's PNode -> `EvalLoss`
+10. whatever else goes wrong: `Deploy` with a newer epoch, from the newest checkpoint; a PNode goes back to its own copy where it has one
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ Address = tuple[str, int]
 @dataclass(frozen=True, slots=True)
 class Hop:
     """Header of one tensor. fwd: an activation for the input slots `targets`. bwd: a gradient for the output slots `targets`.
+    eval: as fwd, of a validation of the state after `step`; `micro` and `attempt` are those of the validation.
 
     A gradient is of one use: `source`, `source_slot` is the input slot that read the activation, and the receiver adds the gradients of
     all uses in node order. Only where all uses of an output are in one segment, their sum comes, named after the first of them.
@@ -61,7 +63,7 @@ class Hop:
     dtype: str
     shape: tuple[int, ...]
     weight: float = 0.0
-    """Targets only: 1 / counted targets of the whole step."""
+    """Targets only: 1 / counted targets of the whole step, or, in a validation, of this micro-batch."""
     codec: str = "raw"
     lane: str = "inline"
     transfer: int = 0
@@ -126,7 +128,8 @@ class PNodeInfo:
 class Hosted:
     """One session on a PNode: where it stands.
 
-    `step`: the last one decided here, `last` its decision (None before the first of this epoch); `attempt`: the largest of undecided steps.
+    `step`: the last one decided here, `last` its decision (None before the first of this epoch); `attempt`: the largest of undecided
+    steps and of a validation.
     `work` counts the jobs done since the deploy. `busy`: it has something to compute or to send, so that silence is no standstill.
     """
 
@@ -288,6 +291,19 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
+class EvalLoss:
+    """Mean loss of one micro-batch of a validation at one cost, of the state after `step`. The same in every attempt."""
+
+    pnode: PNodeId
+    session: SessionId
+    epoch: Epoch
+    step: int
+    cost: NodeId
+    micro: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """All backwards of a step are done here. `losses` lists (cost, micro, loss) again, since a `Loss` may be lost."""
 
@@ -399,6 +415,23 @@ class StepMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class ValidationMetrics:
+    """The state after `step`, on the validation split: mean loss over `tokens` targets. `best`: no validation before had a smaller one.
+
+    One that was rolled back comes again, with a larger `epoch`: that row stands in place of the older one.
+    """
+
+    session: SessionId
+    step: int
+    loss: float
+    perplexity: float
+    bits_per_byte: float
+    tokens: int
+    best: bool
+    epoch: Epoch = NEVER
+
+
+@dataclass(frozen=True, slots=True)
 class SessionMetrics:
     """A session changed its state. `reason` says why in words."""
 
@@ -411,5 +444,6 @@ class SessionMetrics:
 CommandMessage = Deploy | Undeploy | Save
 StepMessage = Decision | Complete
 """On the step subject of a network."""
-Report = Deployed | Refused | Loss | StepReport | StepDone | Saved | SaveFailed | Failed
-Message = Hop | Chunk | Credit | Meet | Heartbeat | Echo | CommandMessage | StepMessage | Report | StepMetrics | SessionMetrics
+Metric = StepMetrics | SessionMetrics | ValidationMetrics
+Report = Deployed | Refused | Loss | EvalLoss | StepReport | StepDone | Saved | SaveFailed | Failed
+Message = Hop | Chunk | Credit | Meet | Heartbeat | Echo | CommandMessage | StepMessage | Report | Metric

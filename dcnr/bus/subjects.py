@@ -6,8 +6,8 @@ from typing import Literal
 
 from dcnr.ids import NetworkId, NodeId, PNodeId, SessionId
 
-Phase = Literal["fwd", "bwd"]
-MetricKind = Literal["step", "session", "pnode", "log"]
+Phase = Literal["fwd", "bwd", "eval"]
+MetricKind = Literal["step", "session", "validation", "pnode", "log"]
 
 HEARTBEATS = "dcnr.pnode.*.heartbeat"
 REPORTS = "dcnr.net.*.report"
@@ -17,8 +17,8 @@ DISCONNECTS = "dcnr.server.disconnect"
 
 
 def hop(network: NetworkId, node: NodeId, phase: Phase) -> str:
-    """Where a VNode hears activations (fwd) or gradients (bwd); its host subscribes for it."""
-    return f"dcnr.net.{network}.{node}.{phase}"
+    """Where a VNode hears activations (fwd; those of a validation too) or gradients (bwd); its host subscribes for it."""
+    return f"dcnr.net.{network}.{node}.{'bwd' if phase == 'bwd' else 'fwd'}"
 
 
 def step(network: NetworkId) -> str:
@@ -52,5 +52,5 @@ def api(verb: str) -> str:
 
 
 def metrics(kind: MetricKind, id: SessionId | PNodeId) -> str:
-    """Step rows and state changes of a session, status of a PNode."""
+    """Step rows, validations and state changes of a session, status of a PNode."""
     return f"dcnr.metrics.{kind}.{id}"

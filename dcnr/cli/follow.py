@@ -6,7 +6,8 @@ Rule 2: that nobody answers is not the end: it is told once, and so is that some
 `deleted` end a run.
 Rule 3: what holds a run up or moves it is told in one line, once. Before the first step waiting and deploying are normal, so they are told
 only if they last into a silence.
-Rule 4: `done` ends well; `failed` is an error with the run's own reason; a suspended and a deleted session end with a note.
+Rule 4: a validation is shown when it is heard of, once; one that is done again after a rollback, and gives the same, is not.
+Rule 5: `done` ends well; `failed` is an error with the run's own reason; a suspended and a deleted session end with a note.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dcnr.bus import subjects
 from dcnr.bus.api import call
 from dcnr.bus.base import Bus
 from dcnr.bus.codec import decode
-from dcnr.bus.messages import SessionMetrics, StepMetrics
+from dcnr.bus.messages import SessionMetrics, StepMetrics, ValidationMetrics
 from dcnr.cli.progress import View
 from dcnr.cli.rows import Rows
 from dcnr.errors import BusUnavailable, DcnrError, NotFound, PeerError, WorldError
@@ -59,6 +60,8 @@ class Follower:
         self._news: asyncio.Queue[bytes] = asyncio.Queue()
         self.last_step = 0
         self.final_loss: float | None = None
+        self._validated = 0
+        """The last step whose validation was shown."""
         self._rows: Rows | None = None
         self._told = Standing("")
         self._away = False
@@ -84,6 +87,8 @@ class Follower:
         await self._catch_up(view, now.step)
         self.last_step = max(self.last_step, now.step)
         if now.state == "done":
+            if now.reason:
+                view.note(f"session {self.session} {now.reason}")
             view.done(self.session, self.final_loss)
         else:
             self._end(view, now)
@@ -132,6 +137,8 @@ class Follower:
         match message:
             case StepMetrics():
                 self._show(view, [message])
+            case ValidationMetrics():
+                self._show_validation(view, message)
             case SessionMetrics():
                 return Standing(message.state, message.reason, message.step)
             case _:
@@ -175,6 +182,11 @@ class Follower:
     def _show_one(self, view: View, row: StepMetrics) -> None:
         self.last_step, self.final_loss = row.step, row.loss
         view.step(row)
+
+    def _show_validation(self, view: View, row: ValidationMetrics) -> None:
+        if row.step > self._validated:
+            self._validated = row.step
+            view.validation(row)
 
     async def _fill(self, view: View, last: int = 0) -> bool:
         """Ask for rows that are missing, up to step `last`, unless that was done a moment ago. Whether none are missing any more."""
@@ -233,10 +245,10 @@ class Follower:
 async def follower(bus: Bus, session: SessionId) -> AsyncIterator[Follower]:
     """A follower that hears the session's metrics while the block runs."""
     one = Follower(bus, session)
-    steps = await bus.subscribe(subjects.metrics("step", session), one.on_message)
-    states = await bus.subscribe(subjects.metrics("session", session), one.on_message)
+    kinds: tuple[subjects.MetricKind, ...] = ("step", "validation", "session")
+    heard = [await bus.subscribe(subjects.metrics(kind, session), one.on_message) for kind in kinds]
     try:
         yield one
     finally:
-        await steps.stop()
-        await states.stop()
+        for subscription in heard:
+            await subscription.stop()

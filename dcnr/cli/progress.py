@@ -17,7 +17,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dcnr.bus.messages import StepMetrics
+from dcnr.bus.messages import StepMetrics, ValidationMetrics
 from dcnr.cli.output import show_json
 
 EVERY = 2.0
@@ -41,6 +41,10 @@ class View(Protocol):
 
     def step(self, row: StepMetrics) -> None:
         """A step is done."""
+        ...
+
+    def validation(self, row: ValidationMetrics) -> None:
+        """A validation is done."""
         ...
 
     def note(self, text: str) -> None:
@@ -82,9 +86,15 @@ class JsonView(_Plain):
 
     def step(self, row: StepMetrics) -> None:
         """`{"event": "step", …}`; NaN and infinity are null, for JSON has neither. Each step is said once, so its epoch says nothing."""
+        self._show("step", row)
+
+    def validation(self, row: ValidationMetrics) -> None:
+        """`{"event": "validation", …}`, likewise."""
+        self._show("validation", row)
+
+    def _show(self, event: str, row: StepMetrics | ValidationMetrics) -> None:
         kept = {name: value for name, value in asdict(row).items() if name not in ("session", "epoch")}
-        fields = {name: value if math.isfinite(value) else None for name, value in kept.items()}
-        show_json({"event": "step", **fields})
+        show_json({"event": event, **{name: value if math.isfinite(value) else None for name, value in kept.items()}})
 
     def done(self, session: str, final_loss: float | None) -> None:
         """`{"event": "done", …}`."""
@@ -108,6 +118,10 @@ class LineView(_Plain):
         if now >= self._next or row.step == self._steps or row.skipped:
             self._next = now + EVERY
             click.echo(f"step {row.step}/{self._steps}  {describe(row)}")
+
+    def validation(self, row: ValidationMetrics) -> None:
+        """Each of them."""
+        click.echo(validated(row))
 
     def done(self, session: str, final_loss: float | None) -> None:
         """The last line."""
@@ -141,6 +155,10 @@ class BarView:
         """Move the bar."""
         self._bar.update(self._task, completed=row.step, description=describe(row, self._console.width - self._rest))
 
+    def validation(self, row: ValidationMetrics) -> None:
+        """Above the bar."""
+        self.note(validated(row))
+
     def note(self, text: str) -> None:
         """Above the bar."""
         self._console.print(text, markup=False, highlight=False)
@@ -161,6 +179,12 @@ def describe(row: StepMetrics, width: int = 1 << 10) -> str:
     while len(words) > 1 and len("  ".join(words)) > width:
         words.pop()
     return "  ".join(words)
+
+
+def validated(row: ValidationMetrics) -> str:
+    """A validation in a line."""
+    numbers = f"validation loss {row.loss:.4f}  perplexity {row.perplexity:,.2f}  {row.bits_per_byte:.4f} bits/byte"
+    return f"step {row.step}  {numbers}{'  (best so far)' if row.best else ''}"
 
 
 def farewell(session: str, final_loss: float | None) -> str:

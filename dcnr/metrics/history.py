@@ -1,4 +1,5 @@
-"""The training log of each session: `history/<session>.jsonl` in the data directory, one row a line.
+"""The training log of each session: `history/<session>.jsonl` in the data directory, one row a line; and that of its validations, in a
+folder `validations` beside it.
 
 Rule 1: rows are only added. Of several rows of one step the one of the largest epoch stands, and of those the last: the others were
 rolled back, and are superseded. Readers see exactly one row a step, in the order of steps.
@@ -13,23 +14,27 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from dcnr.bus.messages import StepMetrics
+from dcnr.bus.messages import StepMetrics, ValidationMetrics
 from dcnr.errors import UserError
 from dcnr.ids import SessionId
 
 KEEP = 100_000
 
+R = TypeVar("R", StepMetrics, ValidationMetrics)
 
-class History:
-    """All logs of a data directory. The methods block; call them from a thread."""
 
-    def __init__(self, data_dir: Path, keep: int = KEEP) -> None:
-        self._folder = data_dir / "history"
+class Log(Generic[R]):
+    """The logs of all sessions, in a folder, of rows of one `kind`. The methods block; call them from a thread."""
+
+    def __init__(self, folder: Path, kind: type[R], keep: int) -> None:
+        self._folder = folder
+        self._kind: type[R] = kind
         self._keep = keep
         self._lines: dict[SessionId, int] = {}
 
-    def append(self, rows: Sequence[StepMetrics]) -> None:
+    def append(self, rows: Sequence[R]) -> None:
         """Add rows, which may be of several sessions. Raises `UserError` if the disk refuses."""
         for session in dict.fromkeys(row.session for row in rows):
             try:
@@ -38,7 +43,7 @@ class History:
                 remedy = "the data directory must be writable and have room"
                 raise UserError(f"{self._path(session)}: {error.strerror or error}", remedy) from error
 
-    def rows(self, session: SessionId) -> list[StepMetrics]:
+    def rows(self, session: SessionId) -> list[R]:
         """What is known of a session, by step; empty if nothing."""
         return standing(self._read(session))
 
@@ -47,7 +52,7 @@ class History:
         self._lines.pop(session, None)
         self._path(session).unlink(missing_ok=True)
 
-    def _append(self, session: SessionId, rows: list[StepMetrics]) -> None:
+    def _append(self, session: SessionId, rows: list[R]) -> None:
         if session not in self._lines:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._open(session)
@@ -68,7 +73,7 @@ class History:
         else:
             self._lines[session] = len(rows)
 
-    def _rewrite(self, session: SessionId, rows: Sequence[StepMetrics]) -> None:
+    def _rewrite(self, session: SessionId, rows: Sequence[R]) -> None:
         path = self._path(session)
         beside = path.with_suffix(".new")
         with beside.open("w") as file:
@@ -76,18 +81,32 @@ class History:
         beside.replace(path)
         self._lines[session] = len(rows)
 
-    def _read(self, session: SessionId) -> list[StepMetrics]:
+    def _read(self, session: SessionId) -> list[R]:
         path = self._path(session)
-        found = (_row(line) for line in path.read_text(errors="replace").splitlines()) if path.exists() else ()
+        found = (_row(self._kind, line) for line in path.read_text(errors="replace").splitlines()) if path.exists() else ()
         return [row for row in found if row is not None]
 
     def _path(self, session: SessionId) -> Path:
         return self._folder / f"{session}.jsonl"
 
 
-def standing(rows: Iterable[StepMetrics]) -> list[StepMetrics]:
+class History(Log[StepMetrics]):
+    """The training logs of a data directory."""
+
+    def __init__(self, data_dir: Path, keep: int = KEEP) -> None:
+        super().__init__(data_dir / "history", StepMetrics, keep)
+
+
+class Validations(Log[ValidationMetrics]):
+    """The same of validations."""
+
+    def __init__(self, data_dir: Path, keep: int = KEEP) -> None:
+        super().__init__(data_dir / "history" / "validations", ValidationMetrics, keep)
+
+
+def standing(rows: Iterable[R]) -> list[R]:
     """Of rows as they were written, those that stand, by step."""
-    found: dict[int, StepMetrics] = {}
+    found: dict[int, R] = {}
     for row in rows:
         known = found.get(row.step)
         if known is None or row.epoch >= known.epoch:
@@ -95,13 +114,13 @@ def standing(rows: Iterable[StepMetrics]) -> list[StepMetrics]:
     return [found[step] for step in sorted(found)]
 
 
-def _lines(rows: Iterable[StepMetrics]) -> Iterable[str]:
+def _lines(rows: Iterable[R]) -> Iterable[str]:
     return (f"{json.dumps(asdict(row))}\n" for row in rows)
 
 
-def _row(line: str) -> StepMetrics | None:
+def _row(kind: type[R], line: str) -> R | None:
     """None for a line that a crash cut short."""
     try:
-        return StepMetrics(**json.loads(line))
+        return kind(**json.loads(line))
     except (ValueError, TypeError):
         return None

@@ -43,11 +43,32 @@ class Hyper(BaseModel):
     keep_last: int = Field(default=3, ge=1)
     """How many of the newest checkpoints stay in storage."""
     keep_every: int = Field(default=0, ge=0)
-    """Those of steps that are multiples of this stay too; 0 for none."""
+    """Those of steps that are multiples of this stay too; 0 for none. That of the best validation stays in any case."""
+    validate_every: int = Field(default=0, ge=0)
+    """Steps between validations, of which the last step is one too; 0 for none at all."""
+    validate_batches: int = Field(default=0, ge=0)
+    """Batches of a validation, from the start of the validation split; 0 for the whole of it."""
+    patience: int = Field(default=0, ge=0)
+    """Validations without a better loss after which the session ends; 0 for never."""
 
     def saves(self, step: int, seconds: float) -> bool:
         """Whether the state after `step` is to be saved, `seconds` of work after the last time."""
         return seconds >= SAVE_AFTER if self.checkpoint_every is None else self.checkpoint_every > 0 and step % self.checkpoint_every == 0
+
+    def validates(self, step: int, last: int) -> bool:
+        """Whether the state after `step` of `last` is to be validated."""
+        return self.validate_every > 0 and step > 0 and (step % self.validate_every == 0 or step == last)
+
+    def next_validation(self, after: int, last: int) -> int:
+        """The first step after `after` whose state is to be validated; `last` if there is none."""
+        return min(last, (after // self.validate_every + 1) * self.validate_every) if self.validate_every else last
+
+    def validations(self, after: int, step: int, last: int) -> int:
+        """How many validations there are after step `after`, up to `step`."""
+        if not self.validate_every:
+            return 0
+        every = max(0, step // self.validate_every - after // self.validate_every)
+        return every + (step == last and step > after and step % self.validate_every != 0)
 
     def keeps(self, steps: Sequence[int]) -> frozenset[int]:
         """Of complete checkpoints, those that stay."""

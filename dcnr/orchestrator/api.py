@@ -7,7 +7,7 @@ Rule 2: slow checks (graphs, datasets, manifests) run in threads, before the mac
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ from pydantic import BaseModel, ValidationError
 from dcnr import __version__
 from dcnr.errors import AlreadyExists, NotFound, UserError
 from dcnr.ids import NetworkId, PNodeId, SessionId, check_id
-from dcnr.metrics.history import History
+from dcnr.metrics.history import History, Validations
 from dcnr.network.graph import Graph
 from dcnr.network.load import load_graph
+from dcnr.optim.hyper import Hyper
 from dcnr.orchestrator import events, views
 from dcnr.orchestrator.cluster import Cluster
-from dcnr.orchestrator.planning import check_data, check_hyper, check_tokenizer, count_parameters, prepared
+from dcnr.orchestrator.planning import check_data, check_hyper, check_tokenizer, count_parameters, prepared, validated
 from dcnr.orchestrator.requests import (
     CreateNetwork,
     CreateSession,
@@ -46,6 +47,7 @@ MAX_ROWS = 200
 """So many fit a message of any server."""
 
 Answer = dict[str, Any]
+Logs = tuple[History, Validations]
 Put = Callable[[Callable[[int], events.Ask]], Awaitable[None]]
 
 
@@ -71,12 +73,12 @@ class Verb:
 class Api:
     """All verbs, over the machine of the leader."""
 
-    def __init__(self, cluster: Cluster, ask: Put, storage: Storage, data_dir: Path, history: History) -> None:
+    def __init__(self, cluster: Cluster, ask: Put, storage: Storage, data_dir: Path, logs: Logs) -> None:
         self._cluster = cluster
         self._ask = ask
         self._storage = storage
         self._data_dir = data_dir
-        self._history = history
+        self._history, self._validations = logs
         self.verbs = (
             Verb("cluster.info", Nothing, self._info),
             Verb("network.create", CreateNetwork, self._create_network),
@@ -92,6 +94,7 @@ class Api:
             Verb("session.list", Nothing, self._list_sessions),
             Verb("session.show", NamedSession, self._show_session),
             Verb("session.rows", SessionRows, self._show_rows),
+            Verb("session.validations", SessionRows, self._show_validations),
             Verb("session.delete", NamedSession, self._delete_session),
             Verb("pnode.list", Nothing, self._list_pnodes),
             Verb("pnode.show", NamedPNode, self._show_pnode),
@@ -125,7 +128,7 @@ class Api:
         network = await self._network_of(request)
         hyper = check_hyper(request.hyper)
         graph = await asyncio.to_thread(prepared, network.file, network.file_name, request.fuse)
-        await asyncio.to_thread(check_data, graph, self._data_dir, request.dataset, self._storage)
+        await asyncio.to_thread(check_data, graph, self._data_dir, request.dataset, self._storage, validated(hyper))
         record = SessionRecord(
             session=await self._new_name(request.session, request.network),
             network=network.name,
@@ -186,7 +189,7 @@ class Api:
         dataset = request.dataset if request.dataset is not None else manifest.dataset
         reason = f"imported; to train on: dcnr session resume {name} --steps N"
         try:
-            await self._check_data(graph, name, dataset)
+            await self._check_data(graph, name, dataset, manifest.hyper)
         except UserError as error:
             if request.dataset is not None:
                 raise
@@ -196,9 +199,10 @@ class Api:
         await self._ask(lambda number: events.CreateSession(number, record, None, new))
         return {**views.session_state(self._session(name)), "step": record.step, "dataset": dataset, "reason": reason}
 
-    async def _check_data(self, graph: Graph, session: SessionId, dataset: str) -> None:
+    async def _check_data(self, graph: Graph, session: SessionId, dataset: str, hyper: Mapping[str, object]) -> None:
         """Raise `UserError` unless `session` can be trained on `dataset`."""
-        await asyncio.to_thread(check_data, graph, self._data_dir, dataset)
+        also = validated(Hyper.model_validate(hyper))
+        await asyncio.to_thread(check_data, graph, self._data_dir, dataset, self._storage, also)
         tokenizer = await imported_tokenizer(self._storage, session)
         if tokenizer is not None:
             await asyncio.to_thread(check_tokenizer, tokenizer, self._data_dir, dataset)
@@ -215,7 +219,7 @@ class Api:
     async def _go_on(self, session: Session, steps: int | None) -> Answer:
         record = session.record
         graph: Graph = await asyncio.to_thread(prepared, record.network_file, record.file_name, record.fuse)
-        await self._check_data(graph, record.session, record.dataset)
+        await self._check_data(graph, record.session, record.dataset, record.hyper)
         checkpoint = await newest_checkpoint(self._storage, record.session)
         if checkpoint is None and record.step:
             lost = f"no checkpoint of session '{record.session}' in {self._storage.url} can be read, and it had done {record.step} steps"
@@ -247,6 +251,12 @@ class Api:
     async def _show_rows(self, request: SessionRows) -> Answer:
         """The first `MAX_ROWS` of those that are asked for; steps of which nothing is known are left out."""
         rows = await asyncio.to_thread(self._history.rows, self._session(request.session).record.session)
+        wanted = [asdict(row) for row in rows if request.first <= row.step <= request.last]
+        return {"rows": wanted[:MAX_ROWS]}
+
+    async def _show_validations(self, request: SessionRows) -> Answer:
+        """The same of validations, by the step whose state was validated."""
+        rows = await asyncio.to_thread(self._validations.rows, self._session(request.session).record.session)
         wanted = [asdict(row) for row in rows if request.first <= row.step <= request.last]
         return {"rows": wanted[:MAX_ROWS]}
 

@@ -5,13 +5,14 @@ Rule 2: `Save` is repeated every 2 s to those whose part is missing: of the chec
 Rule 3: one that is not wanted is given up when storage refuses a part, or when too many newer ones have begun: training goes on, and the
 next one comes at its time. What is left of it is removed when a newer one is complete.
 Rule 4: a manifest that could not be written is tried again every 2 s.
-Rule 5: whatever holds up a checkpoint is told until one is complete.
+Rule 5: what was the best so far in a validation is asked for as if it were wanted, and given up as if it were not.
+Rule 6: whatever holds up a checkpoint is told until one is complete.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from dcnr.bus import subjects
@@ -46,6 +47,8 @@ class Checkpoints:
     def __init__(self, record: SessionRecord, deploy: Deploy, kernel: str) -> None:
         self.wanted: int | None = None
         """The step whose checkpoint everything waits for."""
+        self.asked: int | None = None
+        """The step of the one that training waits for, unless it is given up."""
         self.trouble = ""
         """What holds up a checkpoint, in words."""
         self._record = record
@@ -71,6 +74,14 @@ class Checkpoints:
     def want(self, step: int, scaler: dict[str, int | float], now: float) -> list[Command]:
         """Ask for a checkpoint of `step`, at which everything stands; it is `wanted` until it is complete."""
         self.wanted = step
+        self._begin(step, None if self._alone else scaler, now)
+        return self._asks(now)
+
+    def ask(self, step: int, scaler: dict[str, int | float], now: float) -> list[Command]:
+        """Ask for a checkpoint of `step`, at which everything stands; it is `asked` until it is complete, or given up."""
+        if self.has(step):
+            return []
+        self.asked = step
         self._begin(step, None if self._alone else scaler, now)
         return self._asks(now)
 
@@ -105,6 +116,7 @@ class Checkpoints:
         """Storage refused a manifest."""
         if step in self._pending:
             self._unwritten.add(step)
+            self.asked = None
             self._repeat_at = now + REPEAT_AFTER
             self.trouble = f"the manifest of checkpoint {step} could not be written, trying again: {message}"
 
@@ -117,6 +129,8 @@ class Checkpoints:
         self.trouble = ""
         if self.wanted == step:
             self.wanted = None
+        if self.asked == step:
+            self.asked = None
 
     def left_over(self, step: int) -> tuple[int, ...]:
         """Steps older than `step` of checkpoints that were given up: nobody needs what there is of them. They are named once."""
@@ -130,9 +144,10 @@ class Checkpoints:
         if due is None or now < due:
             return []
         asks = self._asks(now)
-        if self.wanted is not None and not self.trouble:
-            missing = ", ".join(sorted(self._hosts - self._pending[self.wanted].parts.keys())) or "its manifest"
-            self.trouble = f"waits for checkpoint {self.wanted} of {missing}"
+        awaited = self.wanted if self.wanted is not None else self.asked
+        if awaited is not None and not self.trouble:
+            missing = ", ".join(sorted(self._hosts - self._pending[awaited].parts.keys())) or "its manifest"
+            self.trouble = f"waits for checkpoint {awaited} of {missing}"
         unwritten, self._unwritten = sorted(self._unwritten), set()
         return asks + [command for step in unwritten for command in self._manifest(step)]
 
@@ -142,8 +157,9 @@ class Checkpoints:
 
     def validate(self) -> None:
         """Raise `InvariantError` if the state contradicts itself."""
-        if self.wanted is not None and self.wanted not in self._pending:
-            raise InvariantError(f"checkpoint {self.wanted} of session {self._record.session} is wanted, and not under way")
+        for awaited in {self.wanted, self.asked} - {None}:
+            if awaited not in self._pending:
+                raise InvariantError(f"checkpoint {awaited} of session {self._record.session} is wanted, and not under way")
         if not self._unwritten <= self._pending.keys():
             raise InvariantError(f"session {self._record.session} retries manifests of checkpoints that are not under way")
 
@@ -152,19 +168,23 @@ class Checkpoints:
         if not self._pending:
             self._repeat_at = now + REPEAT_AFTER
         pending = self._pending.setdefault(step, Pending(scaler))
-        others = sorted(old for old in self._pending if old not in (step, self.wanted) and self._pending[old].parts.keys() != self._hosts)
+        others = sorted(
+            old for old in self._pending if old not in (step, self.wanted, self.asked) and self._pending[old].parts.keys() != self._hosts
+        )
         for old in others[: max(0, len(self._pending) - UNDER_WAY)]:
             self._give_up(old)
         return pending
 
     def _give_up(self, step: int) -> None:
+        if step == self.asked:
+            self.asked = None
         self._pending.pop(step, None)
         self._unwritten.discard(step)
         self._given_up.add(step)
 
     def _asks(self, now: float) -> list[Command]:
         self._repeat_at = now + REPEAT_AFTER
-        step = self.wanted if self.wanted is not None else max(self._pending)
+        step = self.wanted if self.wanted is not None else self.asked if self.asked is not None else max(self._pending)
         save = Save(self._record.session, self._record.epoch, step)
         missing = sorted(self._hosts - self._pending[step].parts.keys())
         return [Publish(subjects.command(pnode), save) for pnode in missing]
@@ -177,13 +197,16 @@ class Checkpoints:
         return [WriteManifest(self._record, step, self._kernel, parts, pending.scaler)]
 
 
-def retained(known: Sequence[CheckpointRecord], hyper: Hyper, in_use: int | None) -> tuple[tuple[CheckpointRecord, ...], tuple[int, ...]]:
+def retained(
+    known: Sequence[CheckpointRecord], hyper: Hyper, needed: Collection[int | None]
+) -> tuple[tuple[CheckpointRecord, ...], tuple[int, ...]]:
     """Of complete checkpoints those that a record goes on to list, by step, and the steps of those that are to be removed.
 
-    `in_use`: the step that a deployment is starting from, which stays in any case.
+    `needed`: steps that stay in any case: the one that a deployment is starting from, and that of the best validation.
     """
     known = sorted(known, key=lambda checkpoint: checkpoint.step)
     keeps = hyper.keeps([checkpoint.step for checkpoint in known])
-    stay = [checkpoint for checkpoint in known if checkpoint.step in keeps or checkpoint.step == in_use]
+    stay = [checkpoint for checkpoint in known if checkpoint.step in keeps or checkpoint.step in needed]
     gone = tuple(checkpoint.step for checkpoint in known if checkpoint not in stay)
-    return tuple(stay[-max(LISTED, hyper.keep_last) :]), gone
+    most = max(LISTED, hyper.keep_last)
+    return (*(checkpoint for checkpoint in stay[:-most] if checkpoint.step in needed), *stay[-most:]), gone

@@ -48,6 +48,7 @@ from dcnr.orchestrator.events import (
     StartSession,
     SuspendSession,
     Tick,
+    WindowsRead,
 )
 from dcnr.orchestrator.fleet import Changed, Drained, Fleet, FleetChange, Forgotten, Gone, Joined
 from dcnr.orchestrator.session import Session, Settings
@@ -98,7 +99,7 @@ class Cluster:
                 return self._to_session(report.session, report, now)
             case Erased(request, name, message):
                 return [Answer(request, _left_behind(name, message) if message is not None else None)]
-            case BatchRead() | BatchFailed() | ManifestWritten() | ManifestFailed():
+            case BatchRead() | WindowsRead() | BatchFailed() | ManifestWritten() | ManifestFailed():
                 return self._to_session(event.session, event, now)
             case _:
                 return self._ask(event, now)

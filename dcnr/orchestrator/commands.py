@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from dcnr.bus.messages import Complete, Decision, Deploy, Hop, PNodeInfo, Save, SavedPart, SessionMetrics, StepMetrics, Undeploy
+from dcnr.bus.messages import Complete, Decision, Deploy, Hop, Metric, PNodeInfo, Save, SavedPart, Undeploy
 from dcnr.errors import UserError
 from dcnr.ids import Epoch, PNodeId, SessionId
 from dcnr.orchestrator.state import Record, SessionRecord
@@ -53,6 +53,19 @@ class ReadBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadWindows:
+    """Read micro-batch `micro` of a validation of the state after `step`: `rows` windows. Answered by `WindowsRead` or `BatchFailed`."""
+
+    session: SessionId
+    epoch: Epoch
+    dataset: str
+    step: int
+    micro: int
+    rows: int
+    seq_len: int
+
+
+@dataclass(frozen=True, slots=True)
 class WriteManifest:
     """All parts of a checkpoint are in storage: make it complete. Answered by `ManifestWritten` or `ManifestFailed`.
 
@@ -78,7 +91,7 @@ class Prune:
 class Measured:
     """A row for whoever watches, and for the history."""
 
-    metric: StepMetrics | SessionMetrics
+    metric: Metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,4 +125,4 @@ class Answer:
     error: UserError | None = None
 
 
-Command = Publish | SendHop | SetPeers | ReadBatch | WriteManifest | Prune | Measured | Store | Drop | Erase | Answer
+Command = Publish | SendHop | SetPeers | ReadBatch | ReadWindows | WriteManifest | Prune | Measured | Store | Drop | Erase | Answer

@@ -60,9 +60,25 @@ class BatchRead:
     tokens_BS: np.ndarray
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowsRead:
+    """The ids of a micro-batch of a validation: `tokens_BS` int64 [rows, sequence + 1], -1 where the split has ended.
+
+    `windows` and `bytes_per_token` are those of the whole split.
+    """
+
+    session: SessionId
+    epoch: Epoch
+    step: int
+    micro: int
+    windows: int
+    bytes_per_token: float
+    tokens_BS: np.ndarray
+
+
 @dataclass(frozen=True, slots=True)
 class BatchFailed:
-    """The ids of a step could not be read."""
+    """The ids of a step, or of a validation after it, could not be read."""
 
     session: SessionId
     epoch: Epoch
@@ -202,6 +218,6 @@ class Draining:
 
 
 Ask = PutNetwork | DropNetwork | CreateSession | StartSession | SuspendSession | RebalanceSession | DeleteSession | DrainPNode
-Result = BatchRead | BatchFailed | ManifestWritten | ManifestFailed
+Result = BatchRead | WindowsRead | BatchFailed | ManifestWritten | ManifestFailed
 Event = Heard | Echoed | Disconnected | Reported | Result | Erased | Tick | Ask
 SessionEvent = Report | Result | Tick | StartSession | SuspendSession | RebalanceSession | Offered | Lost | Draining | Standing

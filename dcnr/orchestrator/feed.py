@@ -9,11 +9,12 @@ Shapes: B batch, R rows of a micro-batch, T sequence, S = T + 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dcnr.bus.messages import TRAINER, Hop, Slot
+from dcnr.bus.subjects import Phase
 from dcnr.errors import UserError
 from dcnr.ids import Epoch, NetworkId, NodeId, PNodeId, SessionId
 from dcnr.network.graph import Graph
@@ -71,10 +72,11 @@ def costs_of(graph: Graph) -> tuple[NodeId, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """One step's ids and targets, int64 [B, T], and 1 / counted targets of the whole step."""
+    """One step's ids and targets, int64 [B, T], how many of the targets count, and 1 / that."""
 
     ids_BT: np.ndarray
     targets_BT: np.ndarray
+    counted: int
     weight: float
 
 
@@ -82,7 +84,13 @@ def batch_of(tokens_BS: np.ndarray) -> Batch:
     """Ids and the targets one further on."""
     targets_BT = np.ascontiguousarray(tokens_BS[:, 1:])
     counted = int(np.count_nonzero(targets_BT > IGNORED_TARGET))
-    return Batch(np.ascontiguousarray(tokens_BS[:, :-1]), targets_BT, 1.0 / max(1, counted))
+    return Batch(np.ascontiguousarray(tokens_BS[:, :-1]), targets_BT, counted, 1.0 / max(1, counted))
+
+
+def windows_of(tokens_BS: np.ndarray) -> Batch:
+    """The same of windows of which the last may be short: -1 is no id, so where there is none the first id stands."""
+    batch = batch_of(tokens_BS)
+    return replace(batch, ids_BT=np.maximum(batch.ids_BT, 0))
 
 
 def micro_hops(
@@ -96,8 +104,14 @@ def micro_hops(
     return ids + _hops(address, (step, micro, attempt, 1), feeds.targets, batch.targets_BT[part], batch.weight)
 
 
+def eval_hops(batch: Batch, feeds: Feeds, address: Address, at: tuple[int, int, int]) -> list[tuple[PNodeId, Hop, np.ndarray]]:
+    """The hops of micro-batch `batch` of a validation, at (step, micro, attempt), ids first."""
+    ids = _hops(address, (*at, 0), feeds.ids, batch.ids_BT, 0.0, "eval")
+    return ids + _hops(address, (*at, 1), feeds.targets, batch.targets_BT, batch.weight, "eval")
+
+
 def _hops(
-    address: Address, at: tuple[int, int, int, int], slots: tuple[Slot, ...], payload_RT: np.ndarray, weight: float
+    address: Address, at: tuple[int, int, int, int], slots: tuple[Slot, ...], payload_RT: np.ndarray, weight: float, phase: Phase = "fwd"
 ) -> list[tuple[PNodeId, Hop, np.ndarray]]:
     step, micro, attempt, source_slot = at
     by_home: dict[PNodeId, list[Slot]] = {}
@@ -107,7 +121,7 @@ def _hops(
         (
             home,
             Hop(
-                address.network, address.session, address.epoch, step, micro, attempt, "fwd", TRAINER, source_slot, tuple(targets),
+                address.network, address.session, address.epoch, step, micro, attempt, phase, TRAINER, source_slot, tuple(targets),
                 address.sender, str(payload_RT.dtype), payload_RT.shape, weight,
             ),
             payload_RT,

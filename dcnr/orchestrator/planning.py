@@ -52,21 +52,28 @@ def count_parameters(graph: Graph) -> int:
 
 _NO_TEXT: Mapping[Split, str] = {
     "train": "use a dataset with more text",
-    "validation": "create the dataset with --validation above 0, or do not validate",
+    "validation": "create the dataset with --validation above 0, or train with validate_every=0",
 }
+"""What to do where a split has next to nothing."""
+
+
+def validated(hyper: Hyper) -> tuple[Split, ...]:
+    """The splits that a session reads besides that of training."""
+    return ("validation",) if hyper.validate_every else ()
 
 
 def check_data(graph: Graph, data_dir: Path, name: str, storage: Storage | None = None, also: Sequence[Split] = ()) -> None:
-    """Raise `UserError` unless dataset `name` exists, is long enough for `graph` (the training split, and those that `also` are read), and
-    has no id that `graph` does not know.
+    """Raise `UserError` unless dataset `name` exists, is long enough for `graph` (the training split for a whole window, those that are
+    `also` read for one target), and has no id that `graph` does not know.
     """
     feeds = feeds_of(graph)
     manifest = Dataset.open(data_dir, name, storage).manifest
     for split in ("train", *also):
-        if (tokens := manifest.tokens(split)) <= feeds.seq_len:
+        tokens, wanted = manifest.tokens(split), feeds.seq_len + 1 if split == "train" else 2
+        if tokens < wanted:
             raise UserError(
                 f"dataset '{name}': the {split} split has {tokens} tokens, and node '{feeds.ids[0][0]}' of network '{graph.name}' reads"
-                f" windows of {feeds.seq_len}, which take {feeds.seq_len + 1}",
+                f" windows of {feeds.seq_len}, which take {wanted}{'' if split == 'train' else ' or more'}",
                 f"use a dataset with more text for {split}, or a seq_len of {tokens - 1} or less" if tokens > 1 else _NO_TEXT[split],
             )
     for node_id, _slot in (*feeds.ids, *feeds.targets):
@@ -96,7 +103,10 @@ def check_hyper(given: Mapping[str, object]) -> Hyper:
         nearest = get_close_matches(unknown[0], Hyper.model_fields, n=1, cutoff=0.0)
         raise UserError(f"unknown hyper-parameter '{unknown[0]}'", f"did you mean '{nearest[0]}'? known: {', '.join(Hyper.model_fields)}")
     try:
-        return Hyper.model_validate(dict(given))
+        hyper = Hyper.model_validate(dict(given))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise UserError(f"hyper-parameter '{first['loc'][0]}': {first['msg']}, not {first['input']!r}") from error
+    if (hyper.patience or hyper.validate_batches) and not hyper.validate_every:
+        raise UserError("patience and validate_batches mean nothing without validations", "set validate_every to a number of steps")
+    return hyper

@@ -49,7 +49,8 @@ from dcnr.orchestrator.events import (
 )
 from dcnr.orchestrator.failover import Adoption, Found
 from dcnr.orchestrator.layout import deploy_of, divided_anew, homes_for, homes_in, named, plan_of, scaler_at, wider
-from dcnr.orchestrator.state import ACTIVE, UNDER_WAY, AssignmentRecord, SessionRecord, SessionState
+from dcnr.orchestrator.state import ACTIVE, TRANSITIONS, UNDER_WAY, AssignmentRecord, SessionRecord, SessionState
+from dcnr.orchestrator.validation import complete
 from dcnr.orchestrator.watchdog import GiveUp
 from dcnr.placement.assignment import Assignment
 
@@ -57,17 +58,6 @@ SETBACKS = 3
 """How often the world may fail a session without a step done in between."""
 
 _S = SessionState
-TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
-    _S.CREATED: frozenset({_S.WAITING}),
-    _S.WAITING: frozenset({_S.WAITING, _S.DEPLOYING, _S.SUSPENDED, _S.DONE, _S.FAILED}),
-    _S.ADOPTING: frozenset({_S.WAITING, _S.DEPLOYING, _S.RUNNING, _S.SUSPENDED, _S.DONE, _S.FAILED}),
-    _S.DEPLOYING: frozenset({_S.WAITING, _S.RUNNING, _S.SUSPENDED, _S.DONE, _S.FAILED}),
-    _S.RUNNING: frozenset({_S.WAITING, _S.SUSPENDING, _S.DONE, _S.FAILED}),
-    _S.SUSPENDING: frozenset({_S.SUSPENDED, _S.DONE, _S.FAILED}),
-    _S.SUSPENDED: frozenset({_S.WAITING, _S.DONE}),
-    _S.DONE: frozenset({_S.WAITING}),
-    _S.FAILED: frozenset({_S.WAITING}),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +106,9 @@ class Session:
     ) -> Session:
         """The session as an earlier leader left it. `graph` is the reason, if there is none; None if the session is at rest."""
         record = record.with_checkpoints(record.checkpoints)
-        if record.state is _S.WAITING and record.step >= record.steps:  # its last manifest was written, and nobody heard of it
+        if record.state in UNDER_WAY and record.validation:
+            record = replace(record, validation=record.validation.with_best_in(record.checkpoints))
+        if record.state is _S.WAITING and complete(record):  # its last manifest was written, and nobody heard of it
             record = replace(record, state=_S.DONE, reason="", recovers=False)
         session = cls(record, settings)
         if record.state not in UNDER_WAY:
@@ -256,7 +248,8 @@ class Session:
         start = (event.checkpoint,) if event.checkpoint else ()
         older = tuple(known for known in self.record.checkpoints if start and known.step < start[0].step)
         record = self.record.with_checkpoints(older + start)
-        self.record = replace(record, steps=event.steps or record.steps, recovers=False)
+        known = record.validation.resumed(record.step) if record.validation else None
+        self.record = replace(record, steps=event.steps or record.steps, recovers=False, validation=known)
         return self._move(_S.WAITING, "waits for PNodes")
 
     def _offered(self, offered: Sequence[PNodeInfo], now: float) -> list[Command]:
@@ -321,7 +314,7 @@ class Session:
     def _back(self, why: str, how: str = "goes back to") -> list[Command]:
         """Out of a deployment that cannot go on, to be placed again from the newest checkpoint, if anything is left to do."""
         state, step = self.record.state, self.record.step
-        if step >= self.record.steps:
+        if complete(self.record):
             return self._leave(_S.DONE, "")
         if state is _S.SUSPENDING or self._suspends:
             return self._leave(_S.SUSPENDED, f"{why}; the last checkpoint is of step {step}")
@@ -336,7 +329,8 @@ class Session:
 
     def _end_run(self, recovers: bool) -> None:
         at_checkpoint = self.run is not None and self.run.trainer.done == self.record.step
-        self.record = replace(self.record, recovers=recovers, loss=self.loss if at_checkpoint else self.record.loss)
+        known = self.record.validation.back_to(self.record.step) if self.record.validation else None
+        self.record = replace(self.record, recovers=recovers, loss=self.loss if at_checkpoint else self.record.loss, validation=known)
         self.run, self.adoption, self._suspends = None, None, False
 
     def _suspend(self, now: float) -> list[Command]:
@@ -417,6 +411,9 @@ class Session:
             self.setbacks = 0
             self._shunned = {pnode: refused for pnode, refused in self._shunned.items() if refused}
         told = [self._told()] if run.checkpoints.trouble != trouble else []
+        if run.validation.known != self.record.validation:
+            self.record = replace(self.record, validation=run.validation.known)
+            told.append(Store(self.record))
         return [*commands, *told, *self._settle(now)]
 
     def _settle(self, now: float) -> list[Command]:
@@ -439,8 +436,8 @@ class Session:
                 return []
 
     def _settled(self, run: Deployment) -> list[Command]:
-        if run.trainer.done >= self.record.steps:
-            return self._leave(_S.DONE, "")
+        if run.ends_early or run.trainer.done >= self.record.steps:
+            return self._leave(_S.DONE, run.ends_early)
         if self.record.state is _S.SUSPENDING:
             return self._leave(_S.SUSPENDED, self.record.reason)
         return self._back(run.moving, "goes on from")
@@ -489,12 +486,13 @@ class Session:
         run = self.run if event.epoch == record.epoch else None
         in_use = self.run.deploy.step if self.run and record.state is _S.DEPLOYING else None
         known = [checkpoint for checkpoint in record.checkpoints if checkpoint.step != new.step]
-        stay, gone = retained([*known, new], Hyper.model_validate(record.hyper), in_use)
+        best = record.validation.best_step if record.validation else None
+        stay, gone = retained([*known, new], Hyper.model_validate(record.hyper), (in_use, best))
         left = run.checkpoints.left_over(new.step) if run else ()
         self.record = replace(record.with_checkpoints(stay), loss=self.loss)
         useless = tuple(sorted({*left, *gone}.difference(kept.step for kept in stay)))
         commands: list[Command] = [Store(self.record), *([Prune(record.session, useless)] if useless else [])]
         if run is None:
-            return commands + (self._leave(_S.DONE, "") if new.step >= record.steps and _S.DONE in TRANSITIONS[record.state] else [])
-        complete = Publish(subjects.step(record.network), Complete(record.session, record.epoch, new.step))
-        return [*commands, complete, *self._to_run(event, now)]
+            return commands + (self._leave(_S.DONE, "") if complete(self.record) and _S.DONE in TRANSITIONS[record.state] else [])
+        told = Publish(subjects.step(record.network), Complete(record.session, record.epoch, new.step))
+        return [*commands, told, *self._to_run(event, now)]

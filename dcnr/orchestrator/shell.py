@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,14 +27,14 @@ from dcnr.bus import codec, subjects
 from dcnr.bus.api import arguments, failure, ok
 from dcnr.bus.base import Bus, Handler
 from dcnr.bus.disconnect import closed_connection, pnode_of
-from dcnr.bus.messages import Echo, Heartbeat, Message, PNodeInfo, Report, SessionMetrics, StepMetrics
+from dcnr.bus.messages import Echo, Heartbeat, Message, Metric, PNodeInfo, Report, SessionMetrics, StepMetrics, ValidationMetrics
 from dcnr.bus.transport import HopTransport
 from dcnr.clock import Clock
 from dcnr.data.dataset import Dataset
 from dcnr.errors import DcnrError, InvariantError, PeerError, UserError, WorldError
 from dcnr.ids import Epoch, PNodeId, SessionId
 from dcnr.machine import drive
-from dcnr.metrics.history import History
+from dcnr.metrics.history import History, Validations
 from dcnr.metrics.publish import subject_of
 from dcnr.orchestrator.api import Api, Verb
 from dcnr.orchestrator.cluster import Cluster
@@ -47,6 +47,7 @@ from dcnr.orchestrator.commands import (
     Prune,
     Publish,
     ReadBatch,
+    ReadWindows,
     SendHop,
     SetPeers,
     WriteManifest,
@@ -65,6 +66,7 @@ from dcnr.orchestrator.events import (
     ManifestWritten,
     Reported,
     Tick,
+    WindowsRead,
 )
 from dcnr.orchestrator.identity import identify
 from dcnr.orchestrator.leader import BUCKET, Lease, LeaseLost
@@ -159,10 +161,11 @@ class Term:
         self._lease = lease
         self._group = group
         self._history = History(outside.data_dir)
+        self._validations = Validations(outside.data_dir)
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._outbox = Outbox()
         self._hops: dict[PNodeId, tuple[Hops, asyncio.Task[None]]] = {}
-        self._rows: asyncio.Queue[StepMetrics] = asyncio.Queue()
+        self._rows: asyncio.Queue[StepMetrics | ValidationMetrics] = asyncio.Queue()
         self._records = RecordWriter(store, lease.check)
         self._answers: dict[int, asyncio.Future[None]] = {}
         self._numbers = count(1)
@@ -172,7 +175,7 @@ class Term:
     async def run(self) -> None:
         """Lead until cancelled."""
         out = self._out
-        api = Api(self.cluster, self.ask, out.storage, out.data_dir, self._history)
+        api = Api(self.cluster, self.ask, out.storage, out.data_dir, (self._history, self._validations))
         for work in (self._publish_all(), self._keep_rows(), self._records.run()):
             self._group.create_task(work)
         for command in self.cluster.opening():
@@ -226,8 +229,8 @@ class Term:
                 self._hops_to(to).put(command)
             case SetPeers(peers):
                 self._set_peers(peers)
-            case ReadBatch():
-                self._group.create_task(self._read_batch(command))
+            case ReadBatch() | ReadWindows():
+                self._group.create_task(self._read(command))
             case WriteManifest():
                 self._group.create_task(self._write_manifest(command))
             case Prune():
@@ -293,9 +296,9 @@ class Term:
         else:
             waiting.set_exception(error)
 
-    def _measured(self, metric: StepMetrics | SessionMetrics) -> None:
+    def _measured(self, metric: Metric) -> None:
         self._outbox.put(subject_of(metric), codec.encode(metric), metric=True)
-        if isinstance(metric, StepMetrics):
+        if not isinstance(metric, SessionMetrics):
             self._rows.put_nowait(metric)
         else:
             log.info("session", session=metric.session, state=metric.state, step=metric.step, reason=metric.reason)
@@ -346,26 +349,44 @@ class Term:
             while not self._rows.empty():
                 rows.append(self._rows.get_nowait())
             try:
-                await asyncio.to_thread(self._history.append, rows)
+                await asyncio.to_thread(self._keep, rows)
             except UserError as error:
                 log.warning("the training log is incomplete", reason=str(error))
 
+    def _keep(self, rows: Sequence[StepMetrics | ValidationMetrics]) -> None:
+        self._history.append([row for row in rows if isinstance(row, StepMetrics)])
+        self._validations.append([row for row in rows if isinstance(row, ValidationMetrics)])
+
     # -- slow work ---------------------------------------------------------------------------------------------------------
 
-    async def _read_batch(self, ask: ReadBatch) -> None:
+    async def _read(self, ask: ReadBatch | ReadWindows) -> None:
+        event: Event
         try:
-            tokens_BS = await asyncio.to_thread(self._batch, ask)
+            event = await asyncio.to_thread(self._ids, ask)
         except (DcnrError, OSError) as error:
-            self._inbox.put_nowait(BatchFailed(ask.session, ask.epoch, ask.step, str(error)))
-        else:
-            self._inbox.put_nowait(BatchRead(ask.session, ask.epoch, ask.step, tokens_BS))
+            event = BatchFailed(ask.session, ask.epoch, ask.step, str(error))
+        self._inbox.put_nowait(event)
 
-    def _batch(self, ask: ReadBatch) -> np.ndarray:
+    def _ids(self, ask: ReadBatch | ReadWindows) -> BatchRead | WindowsRead:
+        if isinstance(ask, ReadWindows):
+            return self._windows(ask)
+        tokens_BS = self._dataset(ask).batch("train", ask.seed, ask.step, ask.batch, ask.seq_len)
+        return BatchRead(ask.session, ask.epoch, ask.step, tokens_BS)
+
+    def _windows(self, ask: ReadWindows) -> WindowsRead:
+        dataset, first = self._dataset(ask), ask.micro * ask.rows
+        there = dataset.windows("validation", ask.seq_len)
+        rest = min(ask.rows, there - first)
+        tokens_BS = dataset.window_rows("validation", first, rest, ask.seq_len) if rest > 0 else np.empty((0, ask.seq_len + 1), np.int64)
+        per_token = dataset.manifest.bytes_of("validation") / dataset.manifest.tokens("validation")
+        return WindowsRead(ask.session, ask.epoch, ask.step, ask.micro, there, per_token, tokens_BS)
+
+    def _dataset(self, ask: ReadBatch | ReadWindows) -> Dataset:
         epoch, dataset = self._datasets.get(ask.session, (None, None))
         if dataset is None or epoch != ask.epoch:
             dataset = Dataset.open(self._out.data_dir, ask.dataset, self._out.storage)
             self._datasets[ask.session] = (ask.epoch, dataset)
-        return dataset.batch("train", ask.seed, ask.step, ask.batch, ask.seq_len)
+        return dataset
 
     async def _write_manifest(self, ask: WriteManifest) -> None:
         record, manifest = ask.record, manifest_of(ask)
@@ -390,6 +411,7 @@ class Term:
         self._datasets.pop(ask.session, None)
         try:
             await asyncio.to_thread(self._history.erase, ask.session)
+            await asyncio.to_thread(self._validations.erase, ask.session)
             await delete_checkpoints(self._out.storage, ask.session)
         except (DcnrError, OSError) as error:
             log.error("could not remove everything of a deleted session", session=ask.session, reason=str(error))

@@ -6,6 +6,7 @@ Rule 2: a new leader needs nothing but these records and the heartbeats it hears
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -40,6 +41,19 @@ ACTIVE = frozenset({SessionState.ADOPTING, SessionState.DEPLOYING, SessionState.
 """States in which PNodes hold parts of the session."""
 UNDER_WAY = ACTIVE | {SessionState.WAITING}
 """States that a new leader has to go on from."""
+_S = SessionState
+TRANSITIONS: Mapping[SessionState, frozenset[SessionState]] = {
+    _S.CREATED: frozenset({_S.WAITING}),
+    _S.WAITING: frozenset({_S.WAITING, _S.DEPLOYING, _S.SUSPENDED, _S.DONE, _S.FAILED}),
+    _S.ADOPTING: frozenset({_S.WAITING, _S.DEPLOYING, _S.RUNNING, _S.SUSPENDED, _S.DONE, _S.FAILED}),
+    _S.DEPLOYING: frozenset({_S.WAITING, _S.RUNNING, _S.SUSPENDED, _S.DONE, _S.FAILED}),
+    _S.RUNNING: frozenset({_S.WAITING, _S.SUSPENDING, _S.DONE, _S.FAILED}),
+    _S.SUSPENDING: frozenset({_S.SUSPENDED, _S.DONE, _S.FAILED}),
+    _S.SUSPENDED: frozenset({_S.WAITING, _S.DONE}),
+    _S.DONE: frozenset({_S.WAITING}),
+    _S.FAILED: frozenset({_S.WAITING}),
+}
+"""What a session may become. `orchestrator.session` says when it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +75,32 @@ class CheckpointRecord:
     step: int
     key: str
     scaler: dict[str, int | float]
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationRecord:
+    """What validation has come to: all of them up to step `upto` are done, and which of them was the best.
+
+    Those after `counted_from` count for the session's patience: it is where somebody resumed it.
+    """
+
+    upto: int
+    best_step: int
+    best_loss: float
+    counted_from: int = 0
+
+    def back_to(self, step: int) -> ValidationRecord:
+        """As far as it holds where the session goes back to `step`: what comes after is validated again."""
+        return replace(self, upto=min(self.upto, step))
+
+    def resumed(self, step: int) -> ValidationRecord | None:
+        """For a session that somebody lets go on after `step`; None if the best one was after it, and so is of another run."""
+        return replace(self.back_to(step), counted_from=step) if self.best_step <= step else None
+
+    def with_best_in(self, checkpoints: Sequence[CheckpointRecord]) -> ValidationRecord:
+        """One whose checkpoint was not complete when its leader went is validated again, so that it is asked for again."""
+        there = any(checkpoint.step == self.best_step for checkpoint in checkpoints)
+        return self if there or self.upto != self.best_step else self.back_to(self.best_step - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +130,8 @@ class SessionRecord:
     loss: float | None = None
     checkpoints: tuple[CheckpointRecord, ...] = field(default=())
     recovers: bool = False
+    validation: ValidationRecord | None = None
+    """None before the first."""
 
     @property
     def newest(self) -> CheckpointRecord | None:

@@ -1,7 +1,8 @@
 """The trainer: feeds micro-batches, counts losses and reports, decides steps. One per deployment of a session.
 
 Rule 1: a micro-batch is in flight from its feeding to its last `Loss` (or the end of its step); at most `window` are.
-Rule 2: nothing of step n + 1 + AHEAD is fed before step n is decided; nothing beyond `limit` is fed at all.
+Rule 2: nothing of step n + 1 + AHEAD is fed before step n is decided; nothing beyond `limit` is fed at all, and nothing beyond `hold`
+before it is released.
 Rule 3: sums run in a fixed order: losses over micro-batches and then over costs in node order, squared norms in node order.
 Rule 4: a PNode that repeats the report of a decided step gets the decision again.
 Rule 5: a PNode that holds the whole network decides by the same function; then only its `StepDone`s are awaited, and taken in order. To
@@ -83,6 +84,7 @@ class Trainer:
         self.done = done
         self.scaler = scaler
         self.limit = plan.steps
+        self.hold = plan.steps
         self.loss: float | None = None
         self.skipped_in_a_row = 0
         self.news = 0
@@ -105,7 +107,7 @@ class Trainer:
     @property
     def under_way(self) -> bool:
         """Whether PNodes have what they need to get on with the next step: otherwise their silence means nothing."""
-        return self.done < self.limit and self.done + 1 in self._batches
+        return self.done < min(self.limit, self.hold) and self.done + 1 in self._batches
 
     @property
     def hopeless(self) -> str | None:
@@ -121,6 +123,11 @@ class Trainer:
         """Steps are timed from here."""
         self._completed_at = self._saved_at = now
 
+    def release(self, hold: int, now: float) -> list[Command]:
+        """Go on, up to step `hold`. What was done meanwhile is no time of a step."""
+        self.hold, self._completed_at = hold, now
+        return self.pump()
+
     def renew(self, attempt: int) -> None:
         """Feed the next step with an attempt that PNodes have not heard of."""
         self._steps[self.done + 1] = Step(attempt=attempt)
@@ -135,7 +142,7 @@ class Trainer:
         self.scaler = scaler_of(last.state)
         if self.plan.decides:
             self.done = self._asked = max(self.done, last.step - 1 - AHEAD_ALONE)
-            self._begun = min(self.plan.steps, last.step + 1 + AHEAD_ALONE)
+            self._begun = min(self.hold, last.step + 1 + AHEAD_ALONE)
             return self.pump()
         self._begun = self._asked = last.step
         self.done = last.step - 1
@@ -156,7 +163,7 @@ class Trainer:
 
     def pump(self) -> list[Command]:
         """Ask for batches and feed micro-batches, as far as the rules allow."""
-        last = min(self.limit, self.done + 1 + self.plan.ahead)
+        last = min(self.limit, self.hold, self.done + 1 + self.plan.ahead)
         wanted = range(self._asked + 1, min(self.limit, last + 1) + 1)
         self._asked += len(wanted)
         commands: list[Command] = [self._read(number) for number in wanted]

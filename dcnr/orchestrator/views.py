@@ -47,8 +47,9 @@ def session_row(session: Session) -> Row:
 
 
 def session_details(session: Session) -> Row:
-    """Everything about a session; `assignment` is empty while no PNode holds it."""
+    """Everything about a session; `assignment` is empty while no PNode holds it, `best` is that of its validations."""
     record = session.record
+    known = record.validation
     return {
         **session_row(session),
         "batch": record.batch,
@@ -59,6 +60,7 @@ def session_details(session: Session) -> Row:
         "epoch": record.epoch,
         "assignment": dict(session.homes),
         "checkpoints": [checkpoint.step for checkpoint in record.checkpoints],
+        "best": {"step": known.best_step, "loss": known.best_loss} if known else None,
     }
 
 

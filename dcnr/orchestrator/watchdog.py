@@ -1,7 +1,7 @@
 """Finds out when a deployment stands still, from what its PNodes say in their heartbeats. No time limit has to be set for it.
 
-Rule 1: a step is under way, nobody has anything to do, no job was done and nothing new was heard for 1.25 s: a message was lost, and the
-step is fed again. The patience doubles each time; the fifth time, after 20 s, the deployment is given up.
+Rule 1: a step or a validation is under way, nobody has anything to do, no job was done and nothing new was heard for 1.25 s: a message was
+lost, and it is fed again. The patience doubles each time; the fifth time, after 20 s, the deployment is given up.
 Rule 2: a PNode that has work, or has not answered its deploy, and does no job for 45 s, or ten times as long as it ever took in this
 deployment, is stuck. Before the first step is done, compiling and loading may take 300 s.
 Rule 3: a PNode that is there and does not host the session for 10 s has forgotten it.
@@ -30,7 +30,7 @@ ABSENT_AFTER = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Feed the step under way again."""
+    """Feed what is under way again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,18 @@ Verdict = Again | GiveUp
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What the orchestrator itself knows: steps done, what it has fed and heard so far, and who owes it the answer to a deploy."""
+    """What the orchestrator itself knows: steps done, what it has fed and heard so far, and who owes it the answer to a deploy.
+
+    `answered`: micro-batches of validations that have come through.
+    """
 
     done: int
     news: int
     under_way: bool
     owing: Collection[PNodeId] = ()
+    answered: int = 0
+    validation: bool = False
+    """Whether that is what is under way."""
 
 
 @dataclass(slots=True)
@@ -119,7 +125,7 @@ class Watchdog:
     def _look(self, sight: Sight, now: float) -> None:
         if sight.news != self._sight.news or sight.under_way != self._sight.under_way:
             self._quiet_since = now
-        if sight.done != self._sight.done:
+        if (sight.done, sight.answered) != (self._sight.done, self._sight.answered):
             self._tries = 0
         self._sight = sight
 
@@ -142,4 +148,5 @@ class Watchdog:
     def _standstill(self) -> Verdict:
         if self._tries + 1 < TRIES:
             return Again()
-        return GiveUp(f"step {self._sight.done + 1} stood still {TRIES} times")
+        what = f"the validation of step {self._sight.done}" if self._sight.validation else f"step {self._sight.done + 1}"
+        return GiveUp(f"{what} stood still {TRIES} times")

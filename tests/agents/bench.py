@@ -18,6 +18,7 @@ from dcnr.bus.messages import (
     Hop,
     SavedPart,
 )
+from dcnr.bus.subjects import Phase
 from dcnr.ids import NodeId, PNodeId
 from dcnr.optim.decide import ScalerState, Verdict
 from tests.agents.tiny import DIM, NETWORK, SEQ, SESSION, A, B, graph_of
@@ -54,14 +55,15 @@ class Bench:
         return list(iter(lambda: self.session.next_job(now), None))
 
     def hop(
-        self, phase: str, source: tuple[str, int], targets: tuple[tuple[str, int], ...], at: tuple[int, int], **other: object
-    ) -> list[Command]:
-        """A tensor of `ROWS` rows arrives: ids, or numbers [rows, SEQ, DIM]."""
+        self, phase: Phase, source: tuple[str, int], targets: tuple[tuple[str, int], ...], at: tuple[int, int], rows: int = ROWS,
+        **other: object,
+    ) -> list[Command]:  # fmt: skip
+        """A tensor of so many rows arrives: ids, or numbers [rows, SEQ, DIM]."""
         fed = source[0] == TRAINER
-        payload = np.zeros((ROWS, SEQ), np.int64) if fed else np.zeros((ROWS, SEQ, DIM), np.float32)
+        payload = np.zeros((rows, SEQ), np.int64) if fed else np.zeros((rows, SEQ, DIM), np.float32)
         deploy = self.session.deploy
         hop = Hop(
-            NETWORK, SESSION, deploy.epoch, at[0], at[1], 0, "bwd" if phase == "bwd" else "fwd", NodeId(source[0]), source[1],
+            NETWORK, SESSION, deploy.epoch, at[0], at[1], 0, phase, NodeId(source[0]), source[1],
             tuple((NodeId(node), slot) for node, slot in targets), PNodeId("x"), payload.dtype.name, payload.shape,
         )  # fmt: skip
         return self.session.hop(replace(hop, **other), payload)  # type: ignore[arg-type]  # fields of Hop

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from dcnr.agents.commands import Pass
+from dcnr.agents.commands import Evaluate, Pass
 from dcnr.agents.crew import Crew
 from dcnr.agents.execution import Execution
 from dcnr.agents.plan import make_plan
@@ -72,6 +72,48 @@ def losses(execution: Execution, steps: Sequence[int], micro_batches: int) -> li
 def tensors_of(execution: Execution) -> dict[str, HostArray]:
     """All that a checkpoint would hold."""
     return execution.snapshot()()[0]
+
+
+def evaluations(step: int, rows: int) -> list[Evaluate]:
+    """Micro-batches of so many rows, the last one shorter, of which the last targets count for nothing."""
+    ids = tokens(1000)
+    ids[-1, 3:] = -1
+    found = []
+    for micro, first in enumerate(range(0, BATCH, rows)):
+        part = ids[first : first + rows]
+        counted = int((part[:, 1:] >= 0).sum())
+        inputs = (np.maximum(part[:, :-1], 0), part[:, 1:])
+        found.append(Evaluate(SESSION, EPOCH, 0, step, micro, inputs, (0.0, 1 / counted)))
+    return found
+
+
+@pytest.mark.parametrize("fuse", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize("backend", [NumpyBackend, WholeBackend, emulated])
+def test_a_validation_leaves_no_trace_in_training(backend: Callable[[], Backend], fuse: bool) -> None:
+    """With validations between steps, of other numbers of rows, losses and tensors have the same bits, recorded passes included."""
+    plain, validated = make(backend(), fuse=fuse), make(backend(), fuse=fuse)
+    expected = losses(plain, (1, 2, 3), 2)
+    found = []
+    for step in (1, 2, 3):
+        found += losses(validated, (step,), 2)
+        once, again = ([validated.evaluate(job)() for job in evaluations(step, 4)] for _ in range(2))
+        assert [one.losses for one in once] == [one.losses for one in again]
+        assert not validated._segments[0].tapes
+    assert found == expected
+    for name, tensor in tensors_of(validated).items():
+        np.testing.assert_array_equal(tensor, tensors_of(plain)[name], err_msg=name)
+
+
+def test_a_validation_has_no_dropout_and_is_a_mean_over_its_targets() -> None:
+    """However the rows are cut it is the same number, and that of a network without dropout."""
+    dry = make(text=TINY.replace("rate: 0.2", "rate: 0.0"))
+    whole = evaluations(1, BATCH)
+    ((_, expected),) = dry.evaluate(whole[0])().losses
+    ((_, found),) = make().evaluate(whole[0])().losses
+    assert found == expected
+    counted = [int((job.inputs[1] >= 0).sum()) for job in evaluations(1, 4)]
+    parts = [make().evaluate(job)().losses[0][1] * count for job, count in zip(evaluations(1, 4), counted, strict=True)]
+    assert sum(parts) / sum(counted) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("shards", [1, 2, 4, 9])

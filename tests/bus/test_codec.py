@@ -21,6 +21,7 @@ from dcnr.bus.messages import (
     Deploy,
     Deployed,
     Echo,
+    EvalLoss,
     Failed,
     Heartbeat,
     Hop,
@@ -40,6 +41,7 @@ from dcnr.bus.messages import (
     StepMetrics,
     StepReport,
     Undeploy,
+    ValidationMetrics,
 )
 from dcnr.errors import PeerError
 from dcnr.ids import Epoch, NetworkId, NodeId, PNodeId, SessionId
@@ -69,6 +71,7 @@ MESSAGES: list[Message] = [
     Deployed(P, S, E, 7, 123),
     Refused(P, S, E, "needs 8 GiB, has 1 GiB"),
     Loss(P, S, E, 7, 0, NodeId("loss"), 3, 2.5),
+    EvalLoss(P, S, E, 7, NodeId("loss"), 3, 2.5),
     StepReport(P, S, E, 7, 0, {"a.weight": 0.5}, True, ((NodeId("loss"), 0, 2.5),)),
     StepDone(P, S, E, 7, 2.5, 1.0, False, 1e-3, 1.0, {"good": 1}),
     Saved(P, S, E, 7, SavedPart("k", "ab", 12, ("a.weight",)), None),
@@ -76,6 +79,7 @@ MESSAGES: list[Message] = [
     SaveFailed(P, S, E, 7, "disk full"),
     Failed(P, S, E, "broke", "Traceback", world=True),
     Echo(P, 1),
+    ValidationMetrics(S, 7, 2.5, 12.18, 0.9, 1000, True, E),
     StepMetrics(S, 1, 2.5, 1e-3, 1.0, 1.0, False, 100.0, 9.5, E),
     SessionMetrics(S, "running", 1, ""),
     SessionMetrics(S, "suspended", 1, "asked for"),

@@ -11,7 +11,7 @@ NET, NODE, PNODE, SESSION = NetworkId("net"), NodeId("node"), PNodeId("p"), Sess
 
 def test_subjects() -> None:
     """As in the protocol's table."""
-    assert subjects.hop(NET, NODE, "fwd") == "dcnr.net.net.node.fwd"
+    assert subjects.hop(NET, NODE, "fwd") == subjects.hop(NET, NODE, "eval") == "dcnr.net.net.node.fwd"
     assert subjects.step(NET) == "dcnr.net.net.step"
     assert subjects.peer(PNODE, "chunk") == "dcnr.peer.p.chunk"
     assert subjects.command(PNODE) == "dcnr.pnode.p.cmd"

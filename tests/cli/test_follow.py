@@ -16,7 +16,7 @@ from dcnr.bus.api import arguments, failure, ok
 from dcnr.bus.base import Handler, Subscription
 from dcnr.bus.codec import encode
 from dcnr.bus.memory import MemoryBroker
-from dcnr.bus.messages import SessionMetrics, StepMetrics
+from dcnr.bus.messages import SessionMetrics, StepMetrics, ValidationMetrics
 from dcnr.cli import follow
 from dcnr.cli.follow import Follower, follower
 from dcnr.errors import DcnrError, NotFound
@@ -31,6 +31,7 @@ class Record:
 
     def __init__(self) -> None:
         self.steps: list[int] = []
+        self.validations: list[int] = []
         self.notes: list[str] = []
         self.end: tuple[str, float | None] | None = None
         self.other_end: tuple[str, int, str] | None = None
@@ -44,6 +45,10 @@ class Record:
     def step(self, row: StepMetrics) -> None:
         """A step."""
         self.steps.append(row.step)
+
+    def validation(self, row: ValidationMetrics) -> None:
+        """A validation."""
+        self.validations.append(row.step)
 
     def note(self, text: str) -> None:
         """A note."""
@@ -128,6 +133,18 @@ async def test_a_run_that_ends_well() -> None:
         await orchestrator.state("done")
         await one.follow(record)
     assert (record.steps, record.end, record.other_end, record.notes) == ([1, 2], ("s", 2.5), None, [])
+
+
+async def test_each_validation_is_shown_once_and_why_a_run_ended_early() -> None:
+    """One that is done again after a rollback says nothing new."""
+    async with story() as (orchestrator, one, record):
+        await orchestrator.state("running")
+        for step, epoch in ((2, 1), (2, 2), (4, 2)):
+            row = ValidationMetrics(SESSION, step, 1.5, 4.5, 2.0, 100, True, Epoch(epoch))
+            await orchestrator.bus.publish(subjects.metrics("validation", SESSION), encode(row))
+        await orchestrator.state("done", "ended early, after step 4", 0)
+        await one.follow(record)
+    assert (record.validations, record.notes) == ([2, 4], ["session s ended early, after step 4"])
 
 
 async def test_a_run_that_fails() -> None:

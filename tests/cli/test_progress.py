@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
-from dcnr.bus.messages import StepMetrics
+from dcnr.bus.messages import StepMetrics, ValidationMetrics
 from dcnr.cli.progress import BarView, JsonView, LineView, choose_view, describe
 from dcnr.ids import SessionId
 
@@ -48,6 +49,22 @@ def test_json_has_no_numbers_that_json_has_not(capsys: pytest.CaptureFixture[str
         view.step(row(1, loss=math.nan))
         view.step(row(2, loss=math.inf))
     assert [json.loads(line)["loss"] for line in capsys.readouterr().out.splitlines()] == [None, None]
+
+
+VALIDATION = ValidationMetrics(SessionId("s"), 4, 1.5, 4.4817, 2.164, 1000, True)
+
+
+def test_every_view_shows_a_validation(capsys: pytest.CaptureFixture[str]) -> None:
+    """An event for scripts, a line for people, which says whether it is the best so far."""
+    JsonView().validation(replace(VALIDATION, bits_per_byte=math.nan))
+    seen = json.loads(capsys.readouterr().out)
+    expected = {"step": 4, "loss": 1.5, "perplexity": 4.4817, "bits_per_byte": None, "tokens": 1000, "best": True}
+    assert seen == {"event": "validation", **expected}
+    LineView(steps=9).validation(VALIDATION)
+    BarView(steps=9).validation(replace(VALIDATION, best=False))
+    best, other = capsys.readouterr().out.splitlines()
+    assert best == "step 4  validation loss 1.5000  perplexity 4.48  2.1640 bits/byte  (best so far)"
+    assert other == best.removesuffix("  (best so far)")
 
 
 def test_lines_show_first_last_and_skipped_steps(capsys: pytest.CaptureFixture[str]) -> None:

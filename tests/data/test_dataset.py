@@ -303,3 +303,27 @@ def test_progress_counts_bytes_to_the_end(data_dir: Path) -> None:
     seen: list[tuple[int, int]] = []
     Dataset.create(data_dir, "d", [text_of(data_dir)], "c", 0.1, SEQ_LEN, lambda done, total: seen.append((done, total)))
     assert seen[-1] == (len(TEXT.encode()),) * 2
+
+
+@pytest.mark.parametrize("seq_len", [1, 3, 7, 300])
+def test_windows_hold_every_token_of_a_split_once_as_a_target(data_dir: Path, seq_len: int) -> None:
+    """In order, the last one filled with -1; each begins with the last token of the one before."""
+    made, ids = make(data_dir), shard(data_dir, "validation").astype(np.int64)
+    count = made.windows("validation", seq_len)
+    parts = [made.window_rows("validation", first, min(2, count - first), seq_len) for first in range(0, count, 2)]
+    rows = np.concatenate(parts)
+    assert rows.shape == (count, seq_len + 1)
+    targets = rows[:, 1:].ravel()
+    np.testing.assert_array_equal(targets[: len(ids) - 1], ids[1:])
+    assert (targets[len(ids) - 1 :] == -1).all()
+    assert len(targets) - len(ids) + 1 < seq_len
+    np.testing.assert_array_equal(rows[1:, 0], rows[:-1, -1])
+    with pytest.raises(UserError, match="no windows"):
+        made.window_rows("validation", count, 1, seq_len)
+
+
+def test_a_split_without_a_token_to_predict_has_no_windows(data_dir: Path) -> None:
+    """And no bytes to speak of; those of both splits are the whole text."""
+    none, some = make(data_dir, 0.0), make(data_dir, 0.1, "e")
+    assert (none.windows("validation", 8), none.manifest.bytes_of("validation")) == (0, 0)
+    assert some.manifest.bytes_of("train") + some.manifest.bytes_of("validation") == pytest.approx(len(TEXT.encode()))

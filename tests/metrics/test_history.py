@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dcnr.bus.messages import StepMetrics
+from dcnr.bus.messages import StepMetrics, ValidationMetrics
 from dcnr.errors import UserError
 from dcnr.ids import Epoch, SessionId
-from dcnr.metrics.history import History
+from dcnr.metrics.history import History, Validations
 
 S = SessionId("s")
 
@@ -34,6 +34,18 @@ def test_rows_are_read_back_by_another_process(tmp_path: Path) -> None:
     assert History(tmp_path).rows(S) == [row(1), row(2), row(3)]
     assert History(tmp_path).rows(other) == [row(1, other)]
     assert History(tmp_path).rows(SessionId("none")) == []
+
+
+def test_validations_have_a_log_of_their_own(tmp_path: Path) -> None:
+    """Of several of one step that of the largest epoch stands, as with steps; erasing one log leaves the other."""
+    old, new = (ValidationMetrics(S, 4, loss, 2.0, float("nan"), 10, True, Epoch(epoch)) for loss, epoch in ((1.5, 1), (1.25, 2)))
+    History(tmp_path).append([row(4)])
+    Validations(tmp_path).append([old, new])
+    assert [one.loss for one in Validations(tmp_path).rows(S)] == [1.25]
+    History(tmp_path).erase(S)
+    assert len(Validations(tmp_path).rows(S)) == 1
+    Validations(tmp_path).erase(S)
+    assert (Validations(tmp_path).rows(S), History(tmp_path).rows(S)) == ([], [])
 
 
 def test_there_is_one_row_a_step_that_of_the_largest_epoch(tmp_path: Path) -> None:

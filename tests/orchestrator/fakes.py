@@ -16,6 +16,7 @@ from dcnr.bus.messages import (
     Decision,
     Deploy,
     Deployed,
+    EvalLoss,
     Hop,
     Hosted,
     Loss,
@@ -54,6 +55,8 @@ outputs: [{name: logits, node_id: head}]
 costs: [{name: loss, node_id: loss}]
 """
 SESSION = SessionId("s")
+BEST = 4
+"""The step after which validations are best."""
 
 
 @cache
@@ -81,6 +84,11 @@ def part(pnode: PNodeId, session: SessionId, step: int) -> SavedPart:
 def micro_loss(hop: Hop, payload_RT: np.ndarray) -> float:
     """Something that depends on every target, the step and the weight."""
     return float(payload_RT.sum()) * hop.weight / hop.step
+
+
+def eval_loss(hop: Hop, payload_RT: np.ndarray) -> float:
+    """Something that depends on every target that counts, the step and the weight; smallest after step `BEST`."""
+    return float(payload_RT[payload_RT >= 0].sum()) * hop.weight * (1 + abs(hop.step - BEST))
 
 
 @dataclass
@@ -192,6 +200,8 @@ class FakePNodes:
             return []
         assert all(hosting.deploy.assignment[node] == to for node, _slot in hop.targets)
         self.hops.append(hop)
+        if hop.phase == "eval":
+            return self._evaluated(to, part, hop, payload_RT)
         if hop.step in hosting.finished and hop.micro == 0:
             return [hosting.finished[hop.step]]
         if hop.step <= part.done or hop.attempt < hosting.attempts.get(hop.step, 0):
@@ -200,6 +210,13 @@ class FakePNodes:
             self._renew(hosting, hop.step, hop.attempt)
         hosting.waiting.append((to, hop, payload_RT))
         return self._work(hosting)
+
+    def _evaluated(self, to: PNodeId, part: Part, hop: Hop, payload_RT: np.ndarray) -> list[Report]:
+        """A micro-batch of a validation. One that comes before the decision of its step is lost here; the real ones keep it."""
+        if hop.step != part.done or to in self.stuck or hop.source_slot == 0:
+            return []
+        part.work += 1
+        return [EvalLoss(to, hop.session, hop.epoch, hop.step, hop.targets[0][0], hop.micro, eval_loss(hop, payload_RT))]
 
     def _part(self, key: tuple[SessionId, Epoch], pnode: PNodeId) -> Part | None:
         hosting = self.hosted.get(key)

@@ -10,10 +10,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from dcnr.bus.messages import Complete, Decision, Heartbeat, PNodeInfo, Report, StepMetrics
+from dcnr.bus.messages import Complete, Decision, Heartbeat, PNodeInfo, Report, StepMetrics, ValidationMetrics
 from dcnr.ids import Epoch, PNodeId, SessionId
 from dcnr.orchestrator.cluster import Cluster
-from dcnr.orchestrator.commands import Answer, Command, Drop, Measured, Prune, Publish, ReadBatch, SendHop, Store, WriteManifest
+from dcnr.orchestrator.commands import (
+    Answer,
+    Command,
+    Drop,
+    Measured,
+    Prune,
+    Publish,
+    ReadBatch,
+    ReadWindows,
+    SendHop,
+    Store,
+    WriteManifest,
+)
 from dcnr.orchestrator.events import (
     BatchRead,
     CreateSession,
@@ -38,7 +50,7 @@ from dcnr.orchestrator.state import (
     key_of,
 )
 from tests.orchestrator.fakes import SESSION, FakePNodes, Told, graph, info
-from tests.orchestrator.story import tokens
+from tests.orchestrator.story import tokens, windows
 
 EPOCHS = 1000
 """Of each term."""
@@ -63,6 +75,7 @@ class Stage:
         self.records: dict[tuple[type[Record], str], Record] = {}
         self.storage: dict[int, CheckpointRecord] = {}
         self.rows: dict[int, StepMetrics] = {}
+        self.validations: dict[int, ValidationMetrics] = {}
         self.commands: list[Command] = []
         self.deaf = False
         self._line: list[tuple[float, int, Callable[[], None]]] = []
@@ -188,6 +201,8 @@ class Stage:
                     pass
                 case Measured(StepMetrics() as row):
                     self.rows[row.step] = row
+                case Measured(ValidationMetrics() as row):
+                    self.validations[row.step] = row
                 case _:
                     self._work(command)
 
@@ -207,6 +222,8 @@ class Stage:
             match command:
                 case ReadBatch(session, epoch, _dataset, seed, step, batch, seq_len):
                     self.put(BatchRead(session, epoch, step, tokens(seed, step, batch, seq_len)))
+                case ReadWindows():
+                    self.put(windows(command))
                 case WriteManifest(of, step, _kernel, _parts, scaler):
                     self.storage[step] = CheckpointRecord(step, f"key{step}.{of.epoch}", scaler)
                     self.put(ManifestWritten(of.session, of.epoch, self.storage[step]))

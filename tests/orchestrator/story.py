@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from dcnr.bus.messages import Complete, Decision, PNodeInfo, SessionMetrics, StepMetrics
+from dcnr.bus.messages import Complete, Decision, PNodeInfo, SessionMetrics, StepMetrics, ValidationMetrics
 from dcnr.ids import Epoch, PNodeId
-from dcnr.orchestrator.commands import Command, Measured, Publish, ReadBatch, SendHop, WriteManifest
+from dcnr.orchestrator.commands import Command, Measured, Publish, ReadBatch, ReadWindows, SendHop, WriteManifest
 from dcnr.orchestrator.events import (
     BatchRead,
     ManifestWritten,
@@ -20,6 +20,7 @@ from dcnr.orchestrator.events import (
     StartSession,
     SuspendSession,
     Tick,
+    WindowsRead,
 )
 from dcnr.orchestrator.session import Session, Settings
 from dcnr.orchestrator.state import CheckpointRecord, SessionRecord, SessionState
@@ -38,7 +39,7 @@ SETTINGS = Settings(PNodeId("trainer-1"), "file:///data")
 
 Lose = Callable[[SessionEvent], bool]
 Drop = Callable[[Command], bool]
-M = TypeVar("M", SessionMetrics, StepMetrics)
+M = TypeVar("M", SessionMetrics, StepMetrics, ValidationMetrics)
 ONCE = (StartSession, SuspendSession, Offered)
 """What is never repeated."""
 
@@ -117,6 +118,8 @@ class Story:
                 return list(self.pnodes.fed(to, hop, payload))
             case ReadBatch(session, epoch, _dataset, seed, step, batch, seq_len):
                 return [BatchRead(session, epoch, step, tokens(seed, step, batch, seq_len))]
+            case ReadWindows():
+                return [windows(command)]
             case WriteManifest(of, step, _kernel, _parts, scaler):
                 return [ManifestWritten(of.session, of.epoch, CheckpointRecord(step, f"key{step}", scaler))]
             case _:
@@ -149,6 +152,19 @@ class Story:
     def sent(self, kind: type) -> list[tuple[str, object]]:
         """(subject, message) of all control messages of a kind."""
         return [(c.subject, c.message) for c in self.commands if isinstance(c, Publish) and isinstance(c.message, kind)]
+
+
+WINDOWS = 7
+"""Of the validation split, of which the last is short."""
+
+
+def windows(ask: ReadWindows) -> WindowsRead:
+    """A micro-batch of the validation split."""
+    numbers = np.arange(WINDOWS * ask.seq_len + 1, dtype=np.int64) % 11
+    numbers[-2:] = -1
+    whole = np.stack([numbers[at * ask.seq_len : (at + 1) * ask.seq_len + 1] for at in range(WINDOWS)])
+    rows = whole[ask.micro * ask.rows : (ask.micro + 1) * ask.rows]
+    return WindowsRead(ask.session, ask.epoch, ask.step, ask.micro, WINDOWS, 4.0, rows)
 
 
 def tokens(seed: int, step: int, batch: int, seq_len: int) -> np.ndarray:

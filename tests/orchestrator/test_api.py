@@ -193,6 +193,19 @@ async def test_rows_of_a_session_are_shown(one: User, broker: MemoryBroker) -> N
         assert "'first'" in await refused(one, "session.rows", session="s", first=0, last=9)
 
 
+async def test_the_validations_of_a_session_are_shown_and_one_that_cannot_be_is_refused(one: User, broker: MemoryBroker) -> None:
+    """1. they are in a log of their own; 2. the best of them is shown; 3. settings that mean nothing without them are refused."""
+    assert "mean nothing without validations" in await refused(one, "session.create", **{**RUN, "hyper": {"patience": 3}})
+    async with fake_agents(broker, "a", "b"):
+        await one.ask("session.create", **{**RUN, "steps": 6, "hyper": {"validate_every": 4, "validate_batches": 1}})
+        await one.until_state("done")
+        rows = (await one.ask("session.validations", session="s", first=1, last=100))["rows"]
+        assert [(row["step"], row["best"]) for row in rows] == [(4, True), (6, False)]
+        assert (await one.ask("session.validations", session="s", first=5, last=6))["rows"] == rows[1:]
+        assert (await one.ask("session.show", session="s"))["best"] == {"step": 4, "loss": rows[0]["loss"]}
+        assert len((await one.ask("session.rows", session="s", first=1, last=100))["rows"]) == 6
+
+
 async def test_a_running_session_is_divided_anew_when_asked(one: User, broker: MemoryBroker) -> None:
     """1. at rest it cannot be; 2. nor where nothing would change; 3. a PNode that joined gets a part, and no step is lost."""
     await one.ask("session.create", **RUN, start=False)

@@ -46,6 +46,30 @@ def asked(commands: list[Command]) -> list[tuple[str, int]]:
     return [(c.subject.split(".")[2], c.message.step) for c in commands if isinstance(c, Publish) and isinstance(c.message, Save)]
 
 
+def test_one_that_is_asked_for_is_repeated_until_it_is_there_or_storage_refuses_it() -> None:
+    """As if it were wanted, and given up as if it were not: training goes on without it, and why is told."""
+    one = checkpoints()
+    assert asked(one.ask(4, SCALER, 0.0)) == [("a", 4), ("b", 4)]
+    one.saved(saved(A, 4), 0.5)
+    assert asked(one.repeat(2.0)) == [("b", 4)]
+    assert one.trouble == "waits for checkpoint 4 of b"
+    one.saved(saved(B, 4), 3.0)
+    one.written(4)
+    assert (one.asked, one.trouble, one.ask(4, SCALER, 4.0)) == (None, "", [])
+    one.ask(6, SCALER, 5.0)
+    one.failed(failed(A, 6))
+    assert (one.asked, one.left_over(7)) == (None, (6,))
+    assert "left out" in one.trouble
+    one.ask(8, SCALER, 6.0)
+    one.unwritten(8, "the disk is full", 7.0)
+    assert one.asked is None
+    assert one.deadline() == 9.0
+    one.validate()
+    one.asked = 9
+    with pytest.raises(InvariantError):
+        one.validate()
+
+
 def test_the_manifest_comes_when_every_part_is_there_once() -> None:
     """In the order of the names, with the scaler that the decision left; a repeated part changes nothing."""
     one = checkpoints()
@@ -162,16 +186,20 @@ def test_a_machine_that_contradicts_itself_is_found() -> None:
 
 
 def test_the_newest_checkpoints_stay_and_those_of_round_steps() -> None:
-    """The rest is removed, but never what a deployment is starting from."""
+    """The rest is removed, but never what a deployment is starting from, or the best validation"""
     known = [CheckpointRecord(step, str(step), SCALER) for step in (0, 5, 10, 15, 20, 25)]
-    stay, gone = retained(known, Hyper(keep_last=2, keep_every=10), None)
+    stay, gone = retained(known, Hyper(keep_last=2, keep_every=10), ())
     assert ([c.step for c in stay], gone) == ([0, 10, 20, 25], (5, 15))
-    stay, gone = retained(known, Hyper(keep_last=1), 5)
+    stay, gone = retained(known, Hyper(keep_last=1), (5, None))
     assert ([c.step for c in stay], gone) == ([5, 25], (0, 10, 15, 20))
+    stay, gone = retained(known, Hyper(keep_last=1), (None, 10))
+    assert ([c.step for c in stay], gone) == ([10, 25], (0, 5, 15, 20))
 
 
 def test_a_record_lists_a_bounded_number_of_checkpoints() -> None:
     """What it no longer lists stays in storage."""
     known = [CheckpointRecord(step, str(step), SCALER) for step in range(LISTED + 50)]
-    stay, gone = retained(known, Hyper(keep_every=1), None)
+    stay, gone = retained(known, Hyper(keep_every=1), ())
     assert (len(stay), stay[-1].step, gone) == (LISTED, LISTED + 49, ())
+    stay, _ = retained(known, Hyper(keep_every=1), (3,))
+    assert [c.step for c in stay] == [3, *range(50, LISTED + 50)]

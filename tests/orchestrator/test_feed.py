@@ -8,7 +8,7 @@ import pytest
 from dcnr.errors import UserError
 from dcnr.ids import Epoch, NetworkId, NodeId, PNodeId
 from dcnr.network.load import load_graph
-from dcnr.orchestrator.feed import Address, Feeds, batch_of, costs_of, feeds_of, micro_hops
+from dcnr.orchestrator.feed import Address, Feeds, batch_of, costs_of, eval_hops, feeds_of, micro_hops, windows_of
 from tests.orchestrator.fakes import NETWORK, SESSION, graph
 
 
@@ -33,6 +33,20 @@ def test_weight_counts_the_targets_of_the_whole_step_that_count() -> None:
     assert batch.weight == 1.0
     assert batch_of(np.ones((2, 3), np.int64)).weight == 1 / 4
     assert batch_of(np.full((2, 3), -1)).weight == 1.0
+
+
+def test_windows_that_the_split_does_not_fill_have_ids_and_no_targets() -> None:
+    """-1 is no id; the weight is that of the targets there are, and the hops are of the validation, whose payload is all of it."""
+    batch = windows_of(np.array([[1, 2, 3], [3, 4, -1], [4, -1, -1]]))
+    np.testing.assert_array_equal(batch.ids_BT, [[1, 2], [3, 4], [4, 0]])
+    np.testing.assert_array_equal(batch.targets_BT, [[2, 3], [4, -1], [-1, -1]])
+    assert (batch.counted, batch.weight) == (3, 1 / 3)
+    a, cost = PNodeId("a"), NodeId("cost")
+    address = Address(NetworkId("n"), SESSION, Epoch(3), PNodeId("t"), {NodeId("x"): a, cost: a})
+    hops = eval_hops(batch, Feeds(((NodeId("x"), 0),), ((cost, 1),), 2), address, (5, 7, 2))
+    for _, hop, payload in hops:
+        assert (hop.phase, hop.step, hop.micro, hop.attempt, payload.shape) == ("eval", 5, 7, 2, (3, 2))
+    assert [hop.weight for _, hop, _ in hops] == [0.0, 1 / 3]
 
 
 def test_a_pnode_gets_ids_once_however_many_slots_read_them() -> None:

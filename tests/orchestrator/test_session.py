@@ -37,8 +37,8 @@ from dcnr.orchestrator.events import (
     Standing,
     Tick,
 )
-from dcnr.orchestrator.session import TRANSITIONS, Session
-from dcnr.orchestrator.state import CheckpointRecord, SessionState
+from dcnr.orchestrator.session import Session
+from dcnr.orchestrator.state import TRANSITIONS, CheckpointRecord, SessionState
 from tests.orchestrator.fakes import SESSION, graph, info, part, record
 from tests.orchestrator.story import FIRST, ONE, SETTINGS, START, SUSPEND, THREE, TWO, A, PNodes, S, Story, nothing, tokens, trained
 

@@ -55,6 +55,23 @@ def test_a_standstill_feeds_the_step_again_with_growing_patience_and_then_gives_
     assert found[TRIES - 1][1] == GiveUp("step 4 stood still 5 times")
 
 
+def test_a_validation_that_stands_still_is_named() -> None:
+    """It is of the step that is done."""
+    dog, sight = Watchdog((A, B), 2, 0.0), replace(UNDER_WAY, validation=True)
+    dog.verdict(sight, 0.0)
+    assert beats(dog, 0.0, 60.0, sight=sight)[TRIES - 1][1] == GiveUp("the validation of step 3 stood still 5 times")
+
+
+def test_a_micro_batch_of_a_validation_that_came_through_starts_the_count_anew() -> None:
+    """A long validation may lose many messages."""
+    dog = Watchdog((A, B), 2, 0.0)
+    for answered in range(TRIES * 2):
+        sight = replace(UNDER_WAY, answered=answered)
+        dog.verdict(sight, answered * 10.0)
+        found = beats(dog, answered * 10.0, 6.0, sight=sight)
+        assert {verdict for _, verdict in found} == {Again()}
+
+
 def test_a_step_that_is_done_starts_the_count_anew() -> None:
     """Each step has its own tries."""
     dog = Watchdog((A, B), 0, 0.0)

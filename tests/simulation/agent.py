@@ -21,6 +21,7 @@ from dcnr.agents.commands import (
     Apply,
     Beat,
     Command,
+    Evaluate,
     Evict,
     Fold,
     GiveWay,
@@ -185,6 +186,8 @@ class Agent(Process[Event, Command]):
         match job:
             case Pass(inputs=inputs):
                 self.around.note("forward" if inputs is not None else "backward", self)
+            case Evaluate():
+                self.around.note("evaluating", self)
             case Fold():
                 self.around.note("folding", self)
             case Apply() | Settle():
@@ -195,7 +198,7 @@ class Agent(Process[Event, Command]):
 
     def perform(self, command: Command) -> None:
         match command:
-            case Pass() | Fold() | Abort() | Apply() | Settle() | Snapshot():
+            case Pass() | Evaluate() | Fold() | Abort() | Apply() | Settle() | Snapshot():
                 self.runner.submit(command)
             case Prepare() | Install() | Evict():
                 self._setups.append(command)

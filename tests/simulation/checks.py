@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dcnr.bus.messages import StepMetrics
-from dcnr.orchestrator.state import SessionState
+from dcnr.bus.messages import StepMetrics, ValidationMetrics
+from dcnr.optim.hyper import Hyper
+from dcnr.orchestrator.state import SessionRecord, SessionState
 from dcnr.storage.checkpoint import read_manifest, read_tensors
 from tests.simulation.agent import Agent
 from tests.simulation.networks import SESSION, Reference, reference
@@ -39,7 +40,8 @@ def check_end(world: World) -> Outcome:
         raise Broken(f"the session is {world.where}")
     expected = reference(world.plan.variant, world.plan.steps)
     _check_tensors(world, expected)
-    _check_rows(world.rows, expected)
+    _check_rows([row for row in world.rows if isinstance(row, StepMetrics)], expected)
+    _check_validations(world, record, expected)
     for life in world.lives:
         if isinstance(life, Agent) and life.alive and life.machine.sessions:
             raise Broken(f"agent {life.name} still holds the session")
@@ -67,3 +69,22 @@ def _check_rows(rows: Sequence[StepMetrics], expected: Reference) -> None:
     steps = {row.step for row in rows}
     if steps != set(range(1, len(expected.losses) + 1)):
         raise Broken(f"rows of steps {sorted(steps)}, not 1 to {len(expected.losses)}")
+
+
+def _check_validations(world: World, record: SessionRecord, expected: Reference) -> None:
+    """However often a step was validated, and wherever: it had that one loss. The best one is known, and its checkpoint is there."""
+    hyper, last = Hyper.model_validate(world.plan.hyper), world.plan.steps
+    validated = {step: loss for step, loss in enumerate(expected.validations, 1) if hyper.validates(step, last)}
+    rows = [row for row in world.rows if isinstance(row, ValidationMetrics)]
+    for row in rows:
+        if row.loss != validated.get(row.step):
+            raise Broken(f"step {row.step} of epoch {row.epoch} was validated to {row.loss!r}, not {validated.get(row.step)!r}")
+    if {row.step for row in rows} != validated.keys():
+        raise Broken(f"validations after steps {sorted({row.step for row in rows})}, not {sorted(validated)}")
+    if not validated:
+        return
+    best, known = min(validated, key=lambda step: (validated[step], step)), record.validation
+    if known is None or (known.upto, known.best_step, known.best_loss) != (last, best, validated[best]):
+        raise Broken(f"the best validation is that of step {best}, not {known}")
+    if best not in {checkpoint.step for checkpoint in record.checkpoints}:
+        raise Broken(f"the checkpoint of step {best}, which validated best, is not there")

@@ -15,7 +15,7 @@ from tests.simulation.networks import VARIANTS, HyperFields, Variant, bytes_of
 
 AGENT_PHASES = {
     "deploying": 6, "installing": 4, "feeding": 20, "forward": 20, "backward": 20, "folding": 10, "reporting": 12, "applying": 10,
-    "copying": 6, "uploading": 6, "uploaded": 6, "idle": 12,
+    "evaluating": 20, "copying": 6, "uploading": 6, "uploaded": 6, "idle": 12,
 }  # fmt: skip
 """What an agent comes to, and how often at most before a fault hits it."""
 LEADER_PHASES = {
@@ -25,8 +25,8 @@ AGENT_FAULTS = ("kill", "kill", "kill", "stop", "stop", "cut", "mute", "deaf", "
 LEADER_FAULTS = ("kill", "kill", "stop", "stop", "cut", "mute", "deaf")
 WORLD_FAULTS = ("server", "server", "disk full", "disk slow", "rot", "apart", "drain", "suspend", "rebalance")
 KINDS = (
-    "Hop trainer", "Hop fwd", "Hop bwd", "Loss", "StepReport", "StepDone", "Decision", "Deploy", "Deployed", "Undeploy",
-    "Save", "Saved", "Complete", "Heartbeat", "Echo",
+    "Hop trainer", "Hop fwd", "Hop bwd", "Hop eval", "Loss", "EvalLoss", "StepReport", "StepDone", "Decision", "Deploy", "Deployed",
+    "Undeploy", "Save", "Saved", "Complete", "Heartbeat", "Echo",
 )  # fmt: skip
 
 
@@ -60,6 +60,7 @@ class Plan:
     steps: int
     checkpoint_every: int | None
     keep_last: int
+    validate_every: int
     agents: int
     pnodes: int
     """As in the session's record: how many to use, 0 for all."""
@@ -80,12 +81,14 @@ class Plan:
     @property
     def hyper(self) -> HyperFields:
         """Of the session."""
-        return self.variant.fields | {"checkpoint_every": self.checkpoint_every, "keep_last": self.keep_last}
+        fields = {"checkpoint_every": self.checkpoint_every, "keep_last": self.keep_last, "validate_every": self.validate_every}
+        return self.variant.fields | fields
 
     def __str__(self) -> str:
         every = "by time" if self.checkpoint_every is None else self.checkpoint_every
         lines = [
             f"seed {self.seed}, {self.style}: {self.variant.name}, {self.steps} steps, checkpoints {every} ({self.keep_last} kept), "
+            f"validated every {self.validate_every}, "
             f"{self.agents} agents of {self.memory} bytes, {self.pnodes or 'all'} used, {self.standbys} standbys, "
             f"jobs of {self.pace[0] * 1e3:g} to {self.pace[1] * 1e3:g} ms, agents start within {self.joins:.1f} s, "
             f"news of disconnects: {self.tells}, quiet at {self.quiet:.1f} s",
@@ -119,6 +122,7 @@ def draw(seed: int) -> Plan:
         steps=steps,
         checkpoint_every=rng.choice((0, 1, 2, 2, 3, None)),
         keep_last=rng.choice((1, 2, 3)),
+        validate_every=rng.choice((0, 1, 2, 3)),
         agents=agents,
         pnodes=pnodes,
         standbys=rng.choice((0, 0, 1, 2)),

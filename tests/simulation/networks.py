@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from dcnr.agents.commands import Pass
+from dcnr.agents.commands import Evaluate, Pass
 from dcnr.agents.crew import Crew
 from dcnr.agents.execution import Execution
 from dcnr.agents.plan import make_plan
@@ -19,7 +19,7 @@ from dcnr.ids import Epoch, NetworkId, PNodeId, SessionId
 from dcnr.network.graph import Graph
 from dcnr.optim.decide import initial_state
 from dcnr.optim.hyper import Hyper
-from dcnr.orchestrator.feed import batch_of
+from dcnr.orchestrator.feed import batch_of, windows_of
 from dcnr.orchestrator.planning import prepared
 from dcnr.placement.groups import together
 from dcnr.placement.place import Problem
@@ -105,6 +105,18 @@ def tokens(step: int) -> np.ndarray:
     return np.random.default_rng((SEED, step)).integers(0, VOCABULARY, (BATCH, SEQ + 1))
 
 
+WINDOWS = 7
+"""Of the validation split; the last one is a target short."""
+
+
+@cache
+def windows() -> np.ndarray:
+    """Their ids [7, T + 1], each beginning with the last one of the one before."""
+    ids = np.random.default_rng((SEED, 0)).integers(0, VOCABULARY, WINDOWS * SEQ + 1)
+    ids[-1] = -1
+    return np.stack([ids[at * SEQ : (at + 1) * SEQ + 1] for at in range(WINDOWS)])
+
+
 @cache
 def graph_of(file: str) -> Graph:
     """The prepared graph."""
@@ -120,10 +132,22 @@ def bytes_of(variant: Variant) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a run must give: the loss of each step, from 1 on, and the canonical tensors after the last."""
+    """What a run must give: the loss of each step, from 1 on, that of the validation after it, and the canonical tensors after the last."""
 
     losses: tuple[float, ...]
+    validations: tuple[float, ...]
     tensors: Mapping[str, HostArray]
+
+
+def _validation(execution: Execution, segment: int, step: int, rows: int) -> float:
+    """The loss of the validation split after a step."""
+    total, counted = 0.0, 0
+    for micro, first in enumerate(range(0, WINDOWS, rows)):
+        batch = windows_of(windows()[first : first + rows])
+        evaluate = Evaluate(SESSION, Epoch(1), segment, step, micro, (batch.ids_BT, batch.targets_BT), (0.0, batch.weight))
+        ((_, loss),) = execution.evaluate(evaluate)().losses
+        total, counted = total + loss * batch.counted, counted + batch.counted
+    return total / counted
 
 
 @cache
@@ -142,7 +166,7 @@ def reference(variant: Variant, steps: int) -> Reference:
     execution = Execution(NumpyBackend(), Crew(1), deploy, plan)
     execution.load(None)
     (segment,) = plan.routes.segments
-    losses = []
+    losses, validations = [], []
     for step in range(1, steps + 1):
         batch, rows = batch_of(tokens(step)), BATCH // variant.micro_batches
         for micro in range(variant.micro_batches):
@@ -151,4 +175,5 @@ def reference(variant: Variant, steps: int) -> Reference:
             execution.run(Pass(SESSION, deploy.epoch, segment.index, step, micro, inputs, (0.0, batch.weight), ()))
         _, found = execution.settle(step)()
         losses.append(sum(loss for _, _, loss in found))
-    return Reference(tuple(losses), execution.snapshot()()[0])
+        validations.append(_validation(execution, segment.index, step, rows))
+    return Reference(tuple(losses), tuple(validations), execution.snapshot()()[0])

@@ -16,7 +16,7 @@ from typing import assert_never, get_args
 import numpy as np
 
 from dcnr.bus import codec, subjects
-from dcnr.bus.messages import Echo, Heartbeat, Report, StepMetrics
+from dcnr.bus.messages import Echo, Heartbeat, Report, SessionMetrics
 from dcnr.errors import DcnrError, WorldError
 from dcnr.ids import Epoch, PNodeId
 from dcnr.orchestrator.cluster import Cluster
@@ -29,12 +29,24 @@ from dcnr.orchestrator.commands import (
     Prune,
     Publish,
     ReadBatch,
+    ReadWindows,
     SendHop,
     SetPeers,
     WriteManifest,
 )  # fmt: skip
 from dcnr.orchestrator.commands import Store as StoreRecord
-from dcnr.orchestrator.events import BatchRead, Disconnected, Echoed, Event, Heard, ManifestFailed, ManifestWritten, Reported, Tick
+from dcnr.orchestrator.events import (
+    BatchRead,
+    Disconnected,
+    Echoed,
+    Event,
+    Heard,
+    ManifestFailed,
+    ManifestWritten,
+    Reported,
+    Tick,
+    WindowsRead,
+)
 from dcnr.orchestrator.leader import BUCKET, LOOK_EVERY, ONE_SERVER, Lease, LeaseLost
 from dcnr.orchestrator.session import Settings
 from dcnr.orchestrator.shell import ECHO_EVERY, EPOCHS, RETRY_AFTER, manifest_of
@@ -43,9 +55,9 @@ from dcnr.orchestrator.store import BUCKETS, Place, Store, caught_up
 from dcnr.storage.checkpoint import delete_checkpoints, write_manifest
 from tests.simulation.disk import URL
 from tests.simulation.net import Reached
-from tests.simulation.networks import graph_of, tokens
+from tests.simulation.networks import WINDOWS, graph_of, tokens, windows
 from tests.simulation.process import OwnClock, Process
-from tests.simulation.surroundings import Surroundings
+from tests.simulation.surroundings import Row, Surroundings
 
 
 class Orchestrator(Process[Event, Command]):
@@ -169,16 +181,18 @@ class Orchestrator(Process[Event, Command]):
                 self._send_hop(command)
             case ReadBatch():
                 self.work(0.0005, 0.005, partial(self._batch_read, self._term, command))
+            case ReadWindows():
+                self.work(0.0005, 0.005, partial(self._windows_read, self._term, command))
             case WriteManifest():
                 self.around.note("completing", self)
                 self.work(0.001, self.around.storage_takes, partial(self._write_manifest, self._term, command))
             case Prune():
                 self.work(0.001, self.around.storage_takes, partial(self._prune, command))
             case Measured(metric):
-                if isinstance(metric, StepMetrics):
-                    self.work(0.0005, 0.003, partial(self._row, self._term, metric))
-                else:
+                if isinstance(metric, SessionMetrics):
                     self._see(metric.state)
+                else:
+                    self.work(0.0005, 0.003, partial(self._row, self._term, metric))
             case StoreRecord(record):
                 self._write((BUCKETS[type(record)], key_of(record)), record)
             case Drop(bucket, key):
@@ -188,7 +202,7 @@ class Orchestrator(Process[Event, Command]):
             case _:
                 assert_never(command)
 
-    def _row(self, term: int, metric: StepMetrics) -> None:
+    def _row(self, term: int, metric: Row) -> None:
         if term == self._term:
             self.around.row(metric)
 
@@ -217,12 +231,17 @@ class Orchestrator(Process[Event, Command]):
     def _batch_read(self, term: int, ask: ReadBatch) -> None:
         self._result(term, BatchRead(ask.session, ask.epoch, ask.step, tokens(ask.step)))
 
+    def _windows_read(self, term: int, ask: ReadWindows) -> None:
+        rows = windows()[ask.micro * ask.rows : (ask.micro + 1) * ask.rows]
+        self._result(term, WindowsRead(ask.session, ask.epoch, ask.step, ask.micro, WINDOWS, 4.0, rows))
+
     def _send_hop(self, command: SendHop) -> None:
         session = self.machine.sessions.get(command.hop.session)
         if session is None or not session.uses(command.to, command.hop.epoch):
             return
         self.around.note("sending", self)
-        self.around.seen["again"] += command.hop.attempt > 0 and command.hop.micro == 0 and command.hop.source_slot == 0
+        fed_again = "validated again" if command.hop.phase == "eval" else "again"
+        self.around.seen[fed_again] += command.hop.attempt > 0 and command.hop.micro == 0 and command.hop.source_slot == 0
         self._transfers += 1
         payload = np.ascontiguousarray(command.payload)
         hop = dataclasses.replace(command.hop, sender=self.me, transfer=self._transfers, lane="inline", nbytes=payload.nbytes)

@@ -6,12 +6,14 @@ from collections import Counter
 from typing import Protocol
 
 from dcnr.agents.commands import Apply, Settle
-from dcnr.bus.messages import StepMetrics
+from dcnr.bus.messages import StepMetrics, ValidationMetrics
 from tests.simulation.disk import Disk, Now
 from tests.simulation.faults import Plan
 from tests.simulation.net import Net
 from tests.simulation.process import AnyProcess
 from tests.simulation.scheduler import Scheduler
+
+Row = StepMetrics | ValidationMetrics
 
 
 class Surroundings(Protocol):
@@ -35,8 +37,8 @@ class Surroundings(Protocol):
         """The weights of an agent are about to change."""
         ...
 
-    def row(self, metric: StepMetrics) -> None:
-        """A row of the training log was written."""
+    def row(self, metric: Row) -> None:
+        """A row of the training log, or of that of validations, was written."""
         ...
 
     def gone(self, process: AnyProcess) -> None:

@@ -17,7 +17,6 @@ from pydantic import TypeAdapter
 from dcnr.agents.commands import Apply, Settle
 from dcnr.bus import codec, subjects
 from dcnr.bus.base import Entry
-from dcnr.bus.messages import StepMetrics
 from dcnr.ids import PNodeId
 from dcnr.orchestrator import leader
 from dcnr.orchestrator.events import CreateSession, DrainPNode, Event, RebalanceSession, StartSession, SuspendSession
@@ -31,6 +30,7 @@ from tests.simulation.networks import BATCH, NETWORK, SEED, SESSION, graph_of
 from tests.simulation.orchestrator import Orchestrator
 from tests.simulation.process import AnyProcess
 from tests.simulation.scheduler import Scheduler
+from tests.simulation.surroundings import Row
 
 ENOUGH = 200.0
 """Seconds after the last fault in which any run must end."""
@@ -58,7 +58,7 @@ class World:
         self.net = Net(self.scheduler, Random(f"{plan.seed} net"), plan.noise)
         self.disk = Disk()
         self.storage_takes = STORAGE_TAKES
-        self.rows: list[StepMetrics] = []
+        self.rows: list[Row] = []
         self.orchestrators: list[Orchestrator] = []
         self.lives: list[AnyProcess] = []
         """All processes that ever were."""
@@ -128,7 +128,7 @@ class World:
             raise Broken(f"{agent.name} applies step {step} after step {last} in epoch {job.epoch}")
         self._applied[agent, job.epoch] = step
 
-    def row(self, metric: StepMetrics) -> None:
+    def row(self, metric: Row) -> None:
         """It is on the leader's disk."""
         self.rows.append(metric)
 
