@@ -13,6 +13,7 @@ import hashlib
 import os
 import secrets
 import shutil
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -173,7 +174,7 @@ class Tokenizer:
             for text in texts:
                 _check_unicode(text)
             raise
-        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+        return [np.asarray(array("I", encoding.ids)) for encoding in encodings]  # three times as fast as from the list
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`. Bytes that are no UTF-8 (a generated sequence may have them) become U+FFFD."""
