@@ -384,6 +384,7 @@ class StepMetrics:
     """One row of a training log. `lr`, `loss_scale`: those used in this step. `step` counts from 1.
 
     A step that was rolled back comes again, with a larger `epoch`: that row stands in place of the older one.
+    `mfu`: operations of the network per second, as a share of what the devices could do at most; None where that is not known.
     """
 
     session: SessionId
@@ -395,6 +396,24 @@ class StepMetrics:
     skipped: bool
     tokens_per_s: float
     step_ms: float
+    epoch: Epoch = NEVER
+    mfu: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationMetrics:
+    """The state after `step`, on the validation split: mean loss over `tokens` targets. `best`: no validation before had a smaller one.
+
+    One that was rolled back comes again, with a larger `epoch`: that row stands in place of the older one.
+    """
+
+    session: SessionId
+    step: int
+    loss: float
+    perplexity: float
+    bits_per_byte: float
+    tokens: int
+    best: bool
     epoch: Epoch = NEVER
 
 
@@ -411,5 +430,6 @@ class SessionMetrics:
 CommandMessage = Deploy | Undeploy | Save
 StepMessage = Decision | Complete
 """On the step subject of a network."""
+Metric = StepMetrics | SessionMetrics | ValidationMetrics
 Report = Deployed | Refused | Loss | StepReport | StepDone | Saved | SaveFailed | Failed
-Message = Hop | Chunk | Credit | Meet | Heartbeat | Echo | CommandMessage | StepMessage | Report | StepMetrics | SessionMetrics
+Message = Hop | Chunk | Credit | Meet | Heartbeat | Echo | CommandMessage | StepMessage | Report | Metric

@@ -7,7 +7,7 @@ from typing import Literal
 from dcnr.ids import NetworkId, NodeId, PNodeId, SessionId
 
 Phase = Literal["fwd", "bwd"]
-MetricKind = Literal["step", "session", "pnode", "log"]
+MetricKind = Literal["step", "session", "validation", "pnode", "log"]
 
 HEARTBEATS = "dcnr.pnode.*.heartbeat"
 REPORTS = "dcnr.net.*.report"
@@ -52,5 +52,5 @@ def api(verb: str) -> str:
 
 
 def metrics(kind: MetricKind, id: SessionId | PNodeId) -> str:
-    """Step rows and state changes of a session, status of a PNode."""
+    """Step rows, validations and state changes of a session, status of a PNode."""
     return f"dcnr.metrics.{kind}.{id}"

@@ -40,6 +40,7 @@ from dcnr.bus.messages import (
     StepMetrics,
     StepReport,
     Undeploy,
+    ValidationMetrics,
 )
 from dcnr.errors import PeerError
 from dcnr.ids import Epoch, NetworkId, NodeId, PNodeId, SessionId
@@ -77,6 +78,8 @@ MESSAGES: list[Message] = [
     Failed(P, S, E, "broke", "Traceback", world=True),
     Echo(P, 1),
     StepMetrics(S, 1, 2.5, 1e-3, 1.0, 1.0, False, 100.0, 9.5, E),
+    StepMetrics(S, 2, 2.5, 1e-3, 1.0, 1.0, False, 100.0, 9.5, E, mfu=0.45),
+    ValidationMetrics(S, 1, 2.5, 12.2, 1.7, 4096, True, E),
     SessionMetrics(S, "running", 1, ""),
     SessionMetrics(S, "suspended", 1, "asked for"),
 ]
