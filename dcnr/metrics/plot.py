@@ -1,7 +1,7 @@
 """A picture of a training run: the loss of each step, pale; the same smoothed; and the losses over the validation split, as points.
 
 Rule 1: losses that are no numbers, as those of skipped steps may be, are left out.
-Rule 2: the smoothed line is the mean of the last rows, one in `SMOOTH` of those that are drawn, or as many as there are so far.
+Rule 2: the smoothed line is the mean of the rows around each, on either side one in `SMOOTH` of those that are drawn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from dcnr.errors import UserError
 
 FORMATS = (".png", ".svg", ".pdf")
 SMOOTH = 50
-"""The part of the rows of which one value is the mean: one in fifty."""
 PALE, BLUE, ORANGE = "#a8c5e6", "#1f5fa8", "#d9601a"
 SIZE = (8.0, 4.8)
 DOTS_PER_INCH = 150
@@ -42,7 +41,7 @@ def draw_losses(rows: Sequence[StepMetrics], validations: Sequence[ValidationMet
     axes.set_title(f"session {rows[0].session}", loc="left")
     axes.set_xlabel("step")
     axes.set_ylabel("loss")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
@@ -53,10 +52,11 @@ def draw_losses(rows: Sequence[StepMetrics], validations: Sequence[ValidationMet
 def _draw_steps(axes: Axes, rows: Sequence[StepMetrics]) -> None:
     drawn = [row for row in rows if math.isfinite(row.loss)]
     steps, losses = [row.step for row in drawn], np.array([row.loss for row in drawn])
-    window = max(1, len(drawn) // SMOOTH)
-    axes.plot(steps, losses, color=PALE if window > 1 else BLUE, linewidth=0.9, label="loss of a step")
-    if window > 1:
-        axes.plot(steps, smoothed(losses, window), color=BLUE, linewidth=1.8, label=f"mean of {window * (steps[1] - steps[0]):,} steps")
+    reach = len(drawn) // SMOOTH
+    axes.plot(steps, losses, color=PALE if reach else BLUE, linewidth=0.9, label="loss of a step")
+    if reach:
+        around = (2 * reach + 1) * (steps[1] - steps[0])
+        axes.plot(steps, smoothed(losses, reach), color=BLUE, linewidth=1.8, label=f"smoothed over {around:,} steps")
 
 
 def _draw_validations(axes: Axes, validations: Sequence[ValidationMetrics]) -> None:
@@ -68,9 +68,8 @@ def _draw_validations(axes: Axes, validations: Sequence[ValidationMetrics]) -> N
     axes.plot([one.step for one in drawn], [one.loss for one in drawn], "o-", color=ORANGE, markersize=4, linewidth=1.0, label=label)
 
 
-def smoothed(values: npt.NDArray[np.float64], window: int) -> npt.NDArray[np.float64]:
-    """The mean of each value and those before it, `window` in all, or as many as there are."""
-    sums = np.cumsum(np.concatenate(([0.0], values)))
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(0, ends - window)
-    return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
+def smoothed(values: npt.NDArray[np.float64], reach: int) -> npt.NDArray[np.float64]:
+    """The mean of each value and `reach` neighbours on both sides, or as many as both sides have: it never lags behind."""
+    sums, at = np.cumsum(np.concatenate(([0.0], values))), np.arange(len(values))
+    reaches = np.minimum(reach, np.minimum(at, len(values) - 1 - at))
+    return np.asarray((sums[at + reaches + 1] - sums[at - reaches]) / (2 * reaches + 1))

@@ -60,7 +60,8 @@ class TensorBoardWriter:
         if self._events is None:
             from tensorboardX import SummaryWriter  # seconds: only for those who write
 
-            self._events = SummaryWriter(str(self._folder), flush_secs=FLUSH_EVERY)
+            # its own file names differ only from second to second, and it would write over an older file
+            self._events = SummaryWriter(str(self._folder), flush_secs=FLUSH_EVERY, filename_suffix=f".after-{self.last_step}")
         for name in names:
             value = getattr(row, name)
             if value is not None:
