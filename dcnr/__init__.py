@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dcnr.client.cluster import Cluster, NetworkFile, TrainOptions
     from dcnr.client.connect import connect
     from dcnr.client.follow import End, Log, Note
+    from dcnr.client.generation import GenerateOptions
     from dcnr.client.session import Session
     from dcnr.errors import DcnrError
 
@@ -49,6 +50,7 @@ _HOMES = {
     "dcnr.client.cluster": ("Cluster", "NetworkFile", "TrainOptions"),
     "dcnr.client.connect": ("connect",),
     "dcnr.client.follow": ("End", "Log", "Note"),
+    "dcnr.client.generation": ("GenerateOptions",),
     "dcnr.client.session": ("Session",),
     "dcnr.errors": ("DcnrError",),
 }
@@ -60,6 +62,7 @@ __all__ = [
     "ClusterInfo",
     "DcnrError",
     "End",
+    "GenerateOptions",
     "Log",
     "NetworkDetails",
     "NetworkFile",
@@ -78,10 +81,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    """Import a public name when it is asked for."""
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'dcnr' has no attribute '{name}'")
-    import importlib
+if not TYPE_CHECKING:  # a type checker knows the names, and is to find those that are none
 
-    return getattr(importlib.import_module(_HOME_OF[name]), name)
+    def __getattr__(name: str) -> object:
+        """Import a public name when it is asked for."""
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'dcnr' has no attribute '{name}'")
+        import importlib
+
+        return getattr(importlib.import_module(_HOME_OF[name]), name)

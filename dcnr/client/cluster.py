@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from dcnr.client.answers import (
     read_all,
 )
 from dcnr.client.follow import Follower, follower
+from dcnr.client.generation import GenerateOptions, generate
 from dcnr.client.session import Session
 from dcnr.errors import NotFound, UserError
 from dcnr.ids import SessionId, check_id
@@ -144,6 +145,10 @@ class Cluster:
             await call(self._bus, "session.create", dataset=dataset, steps=steps, session=name, start=True, **fields)
             self._listening.push_async_callback(listening.pop_all().aclose)
         return Session(self._bus, name, self._listen, heard)
+
+    def generate(self, session: str, prompt: str, **options: Unpack[GenerateOptions]) -> AsyncGenerator[str, None]:
+        """The text that follows `prompt` by the newest checkpoint of `session`, piece by piece as it comes."""
+        return generate(self._bus, session, prompt, options)
 
     async def _listen(self, name: SessionId) -> Follower:
         return await self._listening.enter_async_context(follower(self._bus, name))
