@@ -132,7 +132,7 @@ class Cluster:
 
         `network`: a registered name, or a file; `dataset`: a name of the cluster's data directory; `session`: a name, made up if not given.
         """
-        fields: dict[str, Any] = {"batch": BATCH, **options}
+        fields: dict[str, Any] = {"batch": BATCH, **options, "hyper": dict(options.get("hyper", {}))}
         if isinstance(network, str) and not is_file(network):
             fields["network"], stem = network, network
         else:

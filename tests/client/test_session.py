@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import pytest
 
 from dcnr.bus import subjects
@@ -18,7 +20,7 @@ from tests.client.conftest import SMALL
 
 async def test_the_life_of_a_session(cluster: Cluster) -> None:
     """1. every step; 2. how it ended; 3. its log and checkpoints; 4. more steps; 5. gone."""
-    session = await cluster.train(SMALL, "text", 3, "life", batch=4, micro_batches=2, seed=7, hyper={"lr": 1e-2})
+    session = await cluster.train(SMALL, "text", 3, "life", batch=4, micro_batches=2, seed=7, hyper=MappingProxyType({"lr": 1e-2}))
     rows = [row async for row in session]
     assert [row.step for row in rows] == [1, 2, 3]
     end = await session.wait()
