@@ -34,10 +34,9 @@ from turns import Fields, Side, side
 
 from dcnr.bus.api import call
 from dcnr.bus.base import Bus
-from dcnr.bus.messages import StepMetrics
-from dcnr.cli.client import connection
 from dcnr.cli.cluster import LocalCluster
-from dcnr.cli.follow import follower
+from dcnr.client.cluster import Cluster, NetworkFile, TrainOptions
+from dcnr.client.connect import connection
 from dcnr.ids import NodeId, PNodeId, SessionId
 from dcnr.network.load import load_graph
 from dcnr.passes import prepare
@@ -100,33 +99,6 @@ class Spread:
     links: Mapping[tuple[str, str], tuple[str, float]] = field(default_factory=dict)
 
 
-class Watch:
-    """A view that keeps every step row and when it came."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[float, StepMetrics]] = []
-
-    def __enter__(self) -> Watch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def step(self, row: StepMetrics) -> None:
-        """One more."""
-        self.rows.append((time.perf_counter(), row))
-
-    def note(self, text: str) -> None:
-        """To stderr."""
-        print(text, file=sys.stderr)
-
-    def done(self, session: str, final_loss: float | None) -> None:
-        """Well."""
-
-    def ended(self, session: str, state: str, step: int, reason: str) -> None:
-        """Badly: `Follower` raises."""
-
-
 class Product:
     """DCNR as it is used: a turn is a session, from the seed, on the cluster at `bus`."""
 
@@ -143,27 +115,21 @@ class Product:
     async def turn(self, steps: int) -> Fields:
         """Steps after the first `steps` count: these warm device and pools up."""
         self._turns += 1
-        name, watch, warm = SessionId(f"bench-{self._turns}"), Watch(), max(3, steps)
+        name, warm = SessionId(f"bench-{self._turns}"), max(3, steps)
         options = self._options
-        fields = {"steps": warm + steps, "batch": options.batch, "micro_batches": options.micro_batches, "seed": 1}
-        more = {
-            "hyper": dict(options.case.hyper),
-            "file": options.text,
-            "file_name": options.case.file,
-            "fuse": True,
-            "pnodes": options.agents,
-            "start": True,
-        }
-        network = load_graph(options.text, options.case.file).name
-        async with follower(self._bus, name) as one:
-            await call(self._bus, "session.create", network=network, dataset=self._dataset, session=name, **fields, **more)
+        how = TrainOptions(
+            batch=options.batch, micro_batches=options.micro_batches, seed=1, hyper=options.case.hyper, pnodes=options.agents
+        )
+        async with Cluster(self._bus) as cluster:
+            network = NetworkFile(options.text, options.case.file)
+            session = await cluster.train(network, self._dataset, warm + steps, name, **how)
             async with self._looking(name) as most:
-                await one.follow(watch)
-        await call(self._bus, "session.delete", session=name)
-        counted = [(at, row) for at, row in watch.rows if row.step >= warm]
+                rows = [(time.perf_counter(), row) async for row in session]
+            await session.delete()
+        counted = [(at, row) for at, row in rows if row.step >= warm]
         back_to_back = (counted[-1][0] - counted[0][0]) / (len(counted) - 1)
         median = statistics.median(row.step_ms for _, row in counted[1:])
-        return {"median_ms": median, "ms": back_to_back * 1e3, "peak": most[0], "loss": watch.rows[-1][1].loss}
+        return {"median_ms": median, "ms": back_to_back * 1e3, "peak": most[0], "loss": rows[-1][1].loss}
 
     @asynccontextmanager
     async def _looking(self, session: SessionId) -> AsyncIterator[list[int]]:

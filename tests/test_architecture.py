@@ -18,6 +18,7 @@ MAX_PARAMETERS = 7
 
 LAYERS = (
     {"cli", "dashboard"},
+    {"client"},
     {"orchestrator", "agents"},
     {"metrics", "storage", "data"},
     {"placement"},
@@ -31,6 +32,9 @@ LAYERS = (
 """Each part may import its own layer and those below. Neighbours that must not see each other are in `STRANGERS`."""
 
 STRANGERS = ({"orchestrator", "agents"}, {"cli", "dashboard"}, {"network", "bus"}, {"backends", "text"})
+
+CLIENT_MAY_IMPORT = {"client", "bus", "config", "errors", "ids"}
+"""What talks to a cluster from outside needs none of its insides."""
 
 PURE = (
     "network/*.py",
@@ -69,6 +73,9 @@ PURE = (
     "orchestrator/state.py",
     "data/batches.py",
     "metrics/fold.py",
+    "metrics/peak.py",
+    "client/rows.py",
+    "client/answers.py",
 )
 IMPURE_IMPORTS = {
     "asyncio", "concurrent", "ctypes", "datetime", "io", "logging", "multiprocessing", "nats", "os", "pathlib", "random", "secrets",
@@ -86,6 +93,7 @@ UNMIRRORED = {
     "nodes/base.py": "declarations and one product",
     "nodes/spec.py": "declarations",
     "network/spec.py": "declarations",
+    "client/answers.py": "declarations, which tests/client/test_cluster.py reads from a real orchestrator",
 }
 DECLARATIONS = {"__init__.py", "events.py", "commands.py"}
 """File names that hold no logic wherever they stand; `__init__` is checked by hand for being empty or a table."""
@@ -156,6 +164,13 @@ def test_imports_only_go_down(path: Path) -> None:
             continue
         assert layer_of(parts[1]) >= layer_of(part), f"{name_of(path)}:{line}: {part} must not import {parts[1]}"
         assert not any({part, parts[1]} <= pair for pair in STRANGERS), f"{name_of(path)}:{line}: {part} and {parts[1]} must not meet"
+
+
+@pytest.mark.parametrize("path", sources("client/*.py"), ids=name_of)
+def test_a_client_sees_only_the_wire(path: Path) -> None:
+    """Programs that only talk to a cluster load neither a network nor a backend."""
+    parts = {name.split(".")[1] for _, name in imports(tree_of(path)) if name.startswith("dcnr.")}
+    assert parts <= CLIENT_MAY_IMPORT, f"{name_of(path)} imports {sorted(parts - CLIENT_MAY_IMPORT)}"
 
 
 @pytest.mark.parametrize("path", sources(*PURE), ids=name_of)

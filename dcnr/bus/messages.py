@@ -400,6 +400,7 @@ class StepMetrics:
     """One row of a training log. `lr`, `loss_scale`: those used in this step. `step` counts from 1.
 
     A step that was rolled back comes again, with a larger `epoch`: that row stands in place of the older one.
+    `mfu`: operations of the network per second, as a share of what the devices could do at most; None where that is not known.
     """
 
     session: SessionId
@@ -412,6 +413,7 @@ class StepMetrics:
     tokens_per_s: float
     step_ms: float
     epoch: Epoch = NEVER
+    mfu: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,9 @@ from dcnr.bus.base import Bus
 from dcnr.bus.codec import decode, unpack
 from dcnr.bus.messages import Heartbeat, PNodeInfo, StepMetrics
 from dcnr.bus.transport import host_id
-from dcnr.cli.client import connection, run
+from dcnr.cli.client import run
 from dcnr.cli.output import Command, data_dir_option, example, json_option, show_json
+from dcnr.client.connect import connection
 from dcnr.config import from_environment
 from dcnr.errors import BusUnavailable, PeerError, UserError, WorldError
 from dcnr.orchestrator.leader import BUCKET, KEY

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dcnr.bus.api import call
-from dcnr.cli.client import connection, run
+from dcnr.cli.client import run
 from dcnr.cli.output import Group, data_dir_option, example, json_option, progress, show_record, show_table
+from dcnr.client.connect import connection
 from dcnr.config import from_environment
 from dcnr.errors import AlreadyExists, BusUnavailable, NotFound, UserError
 from dcnr.ids import SessionId, check_id

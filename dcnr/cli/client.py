@@ -1,4 +1,4 @@
-"""How a command runs on the loop, and how it asks the orchestrator.
+"""How a command runs on the loop, and how it asks the cluster.
 
 Ctrl-C (and SIGTERM) cancels the command, which then has `GRACE` seconds to put things in order; a second one ends the process at once.
 Children of the process need no care in that case: the guard ends them (cli/guard).
@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
 from dcnr import log
-from dcnr.bus.api import call
-from dcnr.bus.base import Bus
 from dcnr.cli.output import OnProgress, in_thread
-from dcnr.config import from_environment
+from dcnr.client.cluster import Cluster
+from dcnr.client.connect import connect
+from dcnr.client.session import Session
 from dcnr.signals import leave, on_interrupt
 
 T = TypeVar("T")
@@ -70,23 +69,20 @@ async def beside_loop(work: Callable[[OnProgress], T], show: OnProgress = lambda
         raise
 
 
-@asynccontextmanager
-async def connection(url: str | None = None) -> AsyncIterator[Bus]:
-    """A bus, by default at `NATS_URL`, closed at the end."""
-    from dcnr.bus.nats import connect  # half a second: only for those who connect
+def ask(question: Callable[[Cluster], Awaitable[T]]) -> T:
+    """One question to the cluster: connect, ask, disconnect."""
 
-    bus = await connect(from_environment(nats_url=url).nats_url, "dcnr")
-    try:
-        yield bus
-    finally:
-        await bus.close()
-
-
-def ask(verb: str, **fields: object) -> dict[str, Any]:
-    """One question to the orchestrator: connect, ask, disconnect."""
-
-    async def work() -> dict[str, Any]:
-        async with connection() as bus:
-            return await call(bus, verb, **fields)
+    async def work() -> T:
+        async with connect() as cluster:
+            return await question(cluster)
 
     return run(work())
+
+
+def ask_session(name: str, question: Callable[[Session], Awaitable[T]]) -> T:
+    """One question about a session."""
+
+    async def work(cluster: Cluster) -> T:
+        return await question(await cluster.session(name))
+
+    return ask(work)

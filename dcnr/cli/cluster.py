@@ -29,7 +29,7 @@ from dcnr.bus.lanes import segment
 from dcnr.bus.messages import Heartbeat
 from dcnr.bus.server import NatsServer
 from dcnr.cli.children import KILLED, PAUSES, Children, DirectoryLock, Guard, is_hopeless, soon_again
-from dcnr.cli.client import connection
+from dcnr.client.connect import connection
 from dcnr.config import from_environment
 from dcnr.errors import BusUnavailable, DcnrError, WorldError
 

@@ -9,8 +9,9 @@ import click
 
 from dcnr.bus import subjects
 from dcnr.bus.codec import decode
-from dcnr.cli.client import connection, run
+from dcnr.cli.client import run
 from dcnr.cli.output import Group, example, json_option, show_json
+from dcnr.client.connect import connection
 from dcnr.errors import PeerError
 
 

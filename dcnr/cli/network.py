@@ -12,9 +12,10 @@ from typing import Any
 
 import click
 
-from dcnr.cli.client import ask, connection, run
+from dcnr.cli.client import ask
 from dcnr.cli.output import Group, example, json_option, show_json, show_record, show_table
-from dcnr.cli.source import Source, fetch_source, is_file, read_source
+from dcnr.cli.source import Source, fetch_source, read_source
+from dcnr.client.cluster import NetworkFile, is_file
 from dcnr.ids import NetworkId, PNodeId, check_id
 from dcnr.network.draw import FORMATS, draw
 from dcnr.network.graph import Graph
@@ -67,15 +68,16 @@ def update(file: str, as_json: bool) -> None:
 def clone(source: str, name: str, as_json: bool) -> None:
     """Register a network once more under the name NEW; its text is kept but for the name."""
     new = NetworkId(check_id(name, "network"))
-    text = renamed(find_source(source).text, new)
-    show_record(ask("network.create", file=text, file_name=f"{new}.yml"), as_json)
+    copy = NetworkFile(renamed(find_source(source).text, new), f"{new}.yml")
+    show_record(asdict(ask(lambda cluster: cluster.register(copy))), as_json)
 
 
 @network.command("list", epilog=example("dcnr network list"))
 @json_option
 def list_(as_json: bool) -> None:
     """Every registered network."""
-    show_table("networks", ask("network.list")["networks"], ("name", "vnodes", "parameters", "revision"), as_json)
+    rows = [asdict(one) for one in ask(lambda cluster: cluster.networks())]
+    show_table("networks", rows, ("name", "vnodes", "parameters", "revision"), as_json)
 
 
 @network.command(epilog=example("dcnr network show tiny"))
@@ -83,7 +85,7 @@ def list_(as_json: bool) -> None:
 @json_option
 def show(name: str, as_json: bool) -> None:
     """One registered network, with its file."""
-    fields = ask("network.show", name=name)
+    fields = asdict(ask(lambda cluster: cluster.network(name)))
     if as_json:
         show_json(fields)
         return
@@ -96,7 +98,8 @@ def show(name: str, as_json: bool) -> None:
 @json_option
 def delete(name: str, as_json: bool) -> None:
     """Forget a registered network that no session uses."""
-    show_record(ask("network.delete", name=name), as_json)
+    ask(lambda cluster: cluster.delete_network(name))
+    show_record({"name": name}, as_json)
 
 
 @network.command("analyze", epilog=example("dcnr network analyze networks/topology_1.yml --pnodes 3 --batch 4 --explain"))
@@ -141,18 +144,14 @@ def draw_(source: str, form: str, out: Path | None, as_json: bool) -> None:
 
 def find_source(source: str) -> Source:
     """A file, read here, or a registered network."""
-    return read_source(source) if is_file(source) else run(_fetch(source))
-
-
-async def _fetch(name: str) -> Source:
-    async with connection() as bus:
-        return await fetch_source(bus, name)
+    return read_source(source) if is_file(source) else ask(lambda cluster: fetch_source(cluster, source))
 
 
 def _register(file: str, replace: bool, as_json: bool) -> None:
     source = read_source(file)
     _ = source.graph  # raises with all problems
-    show_record(ask("network.create", file=source.text, file_name=source.file_name, replace=replace), as_json)
+    file_of_it = NetworkFile(source.text, source.file_name)
+    show_record(asdict(ask(lambda cluster: cluster.register(file_of_it, replace))), as_json)
 
 
 def _reasons(graph: Graph, hosts: list[Host], batch: int) -> tuple[str, ...]:

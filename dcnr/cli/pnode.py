@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
 from dcnr.cli.client import ask
@@ -21,7 +23,7 @@ def pnode() -> None:
 @json_option
 def list_(as_json: bool) -> None:
     """Every PNode that the cluster knows, and how it is."""
-    show_table("pnodes", ask("pnode.list")["pnodes"], COLUMNS, as_json)
+    show_table("pnodes", [asdict(one) for one in ask(lambda cluster: cluster.pnodes())], COLUMNS, as_json)
 
 
 @pnode.command(epilog=example("dcnr pnode show agent-1"))
@@ -29,7 +31,7 @@ def list_(as_json: bool) -> None:
 @json_option
 def show(name: str, as_json: bool) -> None:
     """One PNode and its VNodes, with the memory that each takes, and how large tensors go to its peers."""
-    fields = ask("pnode.show", pnode=name)
+    fields = asdict(ask(lambda cluster: cluster.pnode(name)))
     if as_json:
         show_json(fields)
         return
@@ -48,4 +50,4 @@ def show(name: str, as_json: bool) -> None:
 @json_option
 def drain(name: str, as_json: bool) -> None:
     """Move everything off a PNode, so that it can be stopped."""
-    show_record(ask("pnode.drain", pnode=name), as_json)
+    show_record(asdict(ask(lambda cluster: cluster.drain(name))), as_json)

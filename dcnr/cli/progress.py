@@ -10,6 +10,7 @@ import math
 import sys
 import time
 from dataclasses import asdict
+from datetime import timedelta
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -19,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dcnr.bus.messages import StepMetrics, ValidationMetrics
 from dcnr.cli.output import show_json
+from dcnr.metrics.fold import Averages, fold
 
 EVERY = 2.0
 """Seconds between plain lines."""
@@ -85,16 +87,12 @@ class JsonView(_Plain):
     """One object a line."""
 
     def step(self, row: StepMetrics) -> None:
-        """`{"event": "step", …}`; NaN and infinity are null, for JSON has neither. Each step is said once, so its epoch says nothing."""
-        self._show("step", row)
+        """`{"event": "step", …}`, with `mfu` where it is known."""
+        show_json({"event": "step", **_fields(row)})
 
     def validation(self, row: ValidationMetrics) -> None:
-        """`{"event": "validation", …}`, likewise."""
-        self._show("validation", row)
-
-    def _show(self, event: str, row: StepMetrics | ValidationMetrics) -> None:
-        kept = {name: value for name, value in asdict(row).items() if name not in ("session", "epoch")}
-        show_json({"event": event, **{name: value if math.isfinite(value) else None for name, value in kept.items()}})
+        """`{"event": "validation", …}`."""
+        show_json({"event": "validation", **_fields(row)})
 
     def done(self, session: str, final_loss: float | None) -> None:
         """`{"event": "done", …}`."""
@@ -111,13 +109,17 @@ class LineView(_Plain):
     def __init__(self, steps: int) -> None:
         self._steps = steps
         self._next = 0.0
+        self._averages = Averages()
 
     def step(self, row: StepMetrics) -> None:
         """Print it if it is due."""
         now = time.monotonic()
+        self._averages = fold(self._averages, row)
         if now >= self._next or row.step == self._steps or row.skipped:
             self._next = now + EVERY
-            click.echo(f"step {row.step}/{self._steps}  {describe(row)}")
+            left = (self._steps - row.step) * self._averages.step_ms / 1000
+            eta = f"  ETA {timedelta(seconds=math.ceil(left))}" if left else ""
+            click.echo(f"step {row.step}/{self._steps}  {describe(row)}{eta}")
 
     def validation(self, row: ValidationMetrics) -> None:
         """Each of them."""
@@ -175,7 +177,8 @@ def describe(row: StepMetrics, width: int = 1 << 10) -> str:
     """A step in a few words, of which the most important ones come first; those that `width` columns do not hold are left out."""
     skipped = ["skipped (overflow)"] if row.skipped else []
     speed = f"{row.tokens_per_s:,.0f} tok/s"
-    words = [f"loss {row.loss:.4f}", *skipped, speed, f"lr {row.lr:.2e}", f"grad {row.grad_norm:.3f}", f"{row.step_ms:.0f} ms"]
+    mfu = [f"MFU {row.mfu:.1%}"] if row.mfu is not None else []
+    words = [f"loss {row.loss:.4f}", *skipped, speed, f"lr {row.lr:.2e}", f"grad {row.grad_norm:.3f}", *mfu, f"{row.step_ms:.0f} ms"]
     while len(words) > 1 and len("  ".join(words)) > width:
         words.pop()
     return "  ".join(words)
@@ -185,6 +188,12 @@ def validated(row: ValidationMetrics) -> str:
     """A validation in a line."""
     numbers = f"validation loss {row.loss:.4f}  perplexity {row.perplexity:,.2f}  {row.bits_per_byte:.4f} bits/byte"
     return f"step {row.step}  {numbers}{'  (best so far)' if row.best else ''}"
+
+
+def _fields(row: StepMetrics | ValidationMetrics) -> dict[str, object]:
+    """For JSON, which has neither NaN nor infinity: they are null. Each step is said once, so its epoch says nothing."""
+    kept = {name: value for name, value in asdict(row).items() if name not in ("session", "epoch") and value is not None}
+    return {name: value if math.isfinite(value) else None for name, value in kept.items()}
 
 
 def farewell(session: str, final_loss: float | None) -> str:

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-import asyncio
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
 
-from dcnr.bus.api import call
-from dcnr.cli.client import ask, connection, run
-from dcnr.cli.follow import AWAY, follower
+from dcnr.cli.client import ask, ask_session, run
+from dcnr.cli.follow import follow
 from dcnr.cli.output import Group, example, json_option, show_record, show_table
+from dcnr.cli.outputs import OutputPlan, output_options
 from dcnr.cli.progress import choose_view
+from dcnr.client.connect import connect
+from dcnr.client.follow import Log
+from dcnr.client.session import Session
 from dcnr.data.batches import MAX_STEP
-from dcnr.errors import BusUnavailable, WorldError
+from dcnr.errors import UserError
 from dcnr.ids import SessionId
 
-ASK_EVERY = 0.1
-"""Seconds between two looks at whether a session is suspended."""
+POINTS = 2000
+"""Of a run that is longer, a picture shows every so many steps."""
 COLUMNS = ("session", "network", "dataset", "state", "step", "steps", "loss", "reason")
 
 
 @click.group(cls=Group, epilog=example("dcnr session list"))
 def session() -> None:
-    """Training runs: list, watch, suspend, resume, divide anew, delete."""
+    """Training runs: list, watch, plot, suspend, resume, divide anew, delete."""
 
 
 @session.command("list", epilog=example("dcnr session list", "dcnr session list --json"))
 @json_option
 def list_(as_json: bool) -> None:
     """Every session of the cluster."""
-    show_table("sessions", ask("session.list")["sessions"], COLUMNS, as_json)
+    show_table("sessions", [asdict(one) for one in ask(lambda cluster: cluster.sessions())], COLUMNS, as_json)
 
 
 @session.command(epilog=example("dcnr session show tiny-1f6c2a"))
@@ -38,22 +42,49 @@ def list_(as_json: bool) -> None:
 @json_option
 def show(name: str, as_json: bool) -> None:
     """Everything about one session."""
-    show_record(ask("session.show", session=name), as_json)
+    show_record(asdict(ask_session(name, lambda one: one.show())), as_json)
 
 
-@session.command(epilog=example("dcnr session watch tiny-1f6c2a", "dcnr session watch tiny-1f6c2a --json"))
+@session.command(epilog=example("dcnr session watch tiny-1f6c2a", "dcnr session watch tiny-1f6c2a --csv run.csv --tensorboard runs/"))
 @click.argument("name")
+@output_options
 @json_option
-def watch(name: str, as_json: bool) -> None:
-    """Follow a session until it ends. Ctrl-C stops watching; the session goes on."""
-    run(_watch(SessionId(name), as_json))
+def watch(name: str, as_json: bool, **outputs: Any) -> None:
+    """Follow a session until it ends. Ctrl-C stops watching; the session goes on.
+
+    With --csv, --tensorboard or --wandb, steps that were done before are written too, and what an earlier watch wrote is gone on from.
+    """
+    run(_watch(SessionId(name), as_json, OutputPlan(**outputs)))
 
 
-async def _watch(name: SessionId, as_json: bool) -> None:
-    async with connection() as bus, follower(bus, name) as one:
-        shown = await call(bus, "session.show", session=name)
-        with choose_view(shown["steps"], as_json) as view:
-            await one.follow(view, old=True)
+async def _watch(name: SessionId, as_json: bool, plan: OutputPlan) -> None:
+    async with connect() as cluster:
+        one = await cluster.session(name)
+        steps = (await one.show()).steps
+        with plan.open(name, new=False) as outputs, choose_view(steps, as_json) as view:
+            await follow(one, view, outputs)
+
+
+@session.command(epilog=example("dcnr session plot tiny-1f6c2a --out loss.png"))
+@click.argument("name")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The .png, .svg or .pdf file to write.")
+@json_option
+def plot(name: str, out: Path, as_json: bool) -> None:
+    """Draw the losses of a session: of each step, smoothed, and over the validation split."""
+    from dcnr.metrics.plot import check_format, draw_losses  # a second, and several the first time: only for those who draw
+
+    check_format(out)
+    log = ask_session(name, _points)
+    if not log.rows:
+        raise UserError(f"session '{name}' has done no step that anybody knows of", f"watch it: dcnr session watch {name}")
+    draw_losses(log.rows, log.validations, out)
+    show_record({"session": name, "steps": log.rows[-1].step, "validations": len(log.validations), "out": str(out)}, as_json)
+
+
+async def _points(one: Session) -> Log:
+    """As many rows as a picture needs."""
+    shown = await one.show()
+    return await one.log(every=max(1, shown.step // POINTS))
 
 
 @session.command(epilog=example("dcnr session suspend tiny-1f6c2a"))
@@ -61,22 +92,8 @@ async def _watch(name: SessionId, as_json: bool) -> None:
 @json_option
 def suspend(name: str, as_json: bool) -> None:
     """Write a checkpoint and let go of the PNodes; returns when that is done."""
-    show_record(run(_suspend(name)), as_json)
-
-
-async def _suspend(name: str) -> dict[str, Any]:
-    async with connection() as bus:
-        answer = await call(bus, "session.suspend", session=name)
-        away = False
-        while answer["state"] == "suspending":
-            await asyncio.sleep(ASK_EVERY)
-            try:
-                answer = {key: (await call(bus, "session.show", session=name))[key] for key in answer}
-            except (BusUnavailable, WorldError):  # what was asked is written down: the next orchestrator goes on with it
-                if not away:
-                    click.echo(AWAY, err=True)
-                away = True
-        return answer
+    state = ask_session(name, lambda one: one.suspend(lambda text: click.echo(text, err=True)))
+    show_record(asdict(state), as_json)
 
 
 @session.command(epilog=example("dcnr session resume tiny-1f6c2a", "dcnr session resume tiny-1f6c2a --steps 2000"))
@@ -85,8 +102,7 @@ async def _suspend(name: str) -> dict[str, Any]:
 @json_option
 def resume(name: str, steps: int | None, as_json: bool) -> None:
     """Go on from the last checkpoint."""
-    more = {} if steps is None else {"steps": steps}
-    show_record(ask("session.resume", session=name, **more), as_json)
+    show_record(asdict(ask_session(name, lambda one: one.resume(steps))), as_json)
 
 
 @session.command(epilog=example("dcnr session rebalance tiny-1f6c2a"))
@@ -94,7 +110,7 @@ def resume(name: str, steps: int | None, as_json: bool) -> None:
 @json_option
 def rebalance(name: str, as_json: bool) -> None:
     """Divide a running session anew among the PNodes that there are now, at a checkpoint; no step is lost."""
-    show_record(ask("session.rebalance", session=name), as_json)
+    show_record(asdict(ask_session(name, lambda one: one.rebalance())), as_json)
 
 
 @session.command(epilog=example("dcnr session delete tiny-1f6c2a"))
@@ -102,4 +118,4 @@ def rebalance(name: str, as_json: bool) -> None:
 @json_option
 def delete(name: str, as_json: bool) -> None:
     """Forget a session and its checkpoints."""
-    show_record(ask("session.delete", session=name), as_json)
+    show_record(asdict(ask_session(name, lambda one: one.delete())), as_json)

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from dcnr.bus.api import call
-from dcnr.bus.base import Bus
-from dcnr.errors import NotFound, UserError
+from dcnr.client.cluster import Cluster, read_network
+from dcnr.errors import NotFound
 from dcnr.network.graph import Graph
 from dcnr.network.load import load_graph
 
@@ -26,27 +25,16 @@ class Source:
         return load_graph(self.text, self.file_name)
 
 
-def is_file(name: str) -> bool:
-    """Whether `name` means a file rather than a registered network, whose names hold neither dots nor slashes."""
-    return "." in name or "/" in name
-
-
 def read_source(name: str) -> Source:
     """Read a network file."""
-    try:
-        return Source(Path(name).read_text(encoding="utf-8"), name)
-    except FileNotFoundError:
-        raise NotFound(f"there is no network file '{name}'", "check the path; the shipped ones lie in networks/") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{name}: invalid UTF-8 at byte {error.start}", "a network file is YAML text") from None
-    except IsADirectoryError:
-        raise UserError(f"'{name}' is a folder", "name one network file in it") from None
+    file = read_network(name)
+    return Source(file.text, file.name)
 
 
-async def fetch_source(bus: Bus, name: str) -> Source:
-    """Ask the orchestrator for a registered network."""
-    shown = await call(bus, "network.show", name=name)
-    return Source(shown["file"], shown["file_name"])
+async def fetch_source(cluster: Cluster, name: str) -> Source:
+    """Ask the cluster for a registered network."""
+    shown = await cluster.network(name)
+    return Source(shown.file, shown.file_name)
 
 
 def shipped(file_name: str) -> Path:

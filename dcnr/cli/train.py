@@ -8,29 +8,31 @@ Rule 3: Ctrl-C with `--local` writes a checkpoint and stops the cluster; without
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 from pydantic import ValidationError
 
-from dcnr.bus.api import call
-from dcnr.bus.base import Bus
-from dcnr.cli.client import connection, run
+from dcnr.cli.client import run
 from dcnr.cli.cluster import BACKENDS, LocalCluster
 from dcnr.cli.corpus import prepare_text
-from dcnr.cli.follow import Follower, follower
+from dcnr.cli.follow import follow
 from dcnr.cli.output import Command, data_dir_option, example, json_option
+from dcnr.cli.outputs import OutputPlan, output_options
 from dcnr.cli.progress import View, choose_view
-from dcnr.cli.source import Source, fetch_source, is_file, read_source
+from dcnr.cli.source import Source, fetch_source, read_source
+from dcnr.client.cluster import Cluster, NetworkFile, TrainOptions, is_file, made_up
+from dcnr.client.connect import connect
+from dcnr.client.session import Session
 from dcnr.data.batches import MAX_BATCH, MAX_SEED, MAX_STEP
 from dcnr.data.manifest import read_manifest
 from dcnr.errors import DcnrError, UserError
 from dcnr.ids import SessionId, check_id
+from dcnr.metrics.writers import Writers
 from dcnr.network.problems import nearest
 from dcnr.optim.hyper import Hyper
 
@@ -57,6 +59,12 @@ class TrainPlan:
     backend: str
     data_dir: Path
     as_json: bool
+    outputs: OutputPlan = field(default_factory=OutputPlan)
+
+    @property
+    def name(self) -> SessionId:
+        """Of the run."""
+        return SessionId(self.session or made_up(Path(self.network).stem))
 
 
 @click.command(
@@ -84,11 +92,12 @@ class TrainPlan:
 @click.option("--local", type=click.IntRange(1, 64), metavar="AGENTS", help="Start a cluster of so many agents for this run.")
 @click.option("--session", help="Name of the run; made up if not given.")
 @click.option("--backend", type=click.Choice(BACKENDS), default="auto", show_default=True, help="Of the agents of --local.")
+@output_options
 @data_dir_option
 @json_option
-def train(**options: Any) -> None:
+def train(csv: Path | None, tensorboard: Path | None, wandb: str | None, **options: Any) -> None:
     """Train a network and watch it learn."""
-    run(start_training(TrainPlan(**options)))
+    run(start_training(TrainPlan(**options, outputs=OutputPlan(csv, tensorboard, wandb))))
 
 
 async def start_training(plan: TrainPlan) -> None:
@@ -97,16 +106,18 @@ async def start_training(plan: TrainPlan) -> None:
     _check(plan)
     source = read_source(plan.network) if is_file(plan.network) else None
     dataset = await _dataset(plan, source) if source else None
+    name = plan.name
     async with AsyncExitStack() as stack:
-        cluster = None
+        writers = stack.enter_context(plan.outputs.open(name, new=True))
+        local = None
         if plan.local is not None:
-            cluster = await stack.enter_async_context(LocalCluster(plan.data_dir, plan.local, plan.backend))
-        bus = await stack.enter_async_context(connection(cluster.url if cluster else None))
+            local = await stack.enter_async_context(LocalCluster(plan.data_dir, plan.local, plan.backend))
+        cluster = await stack.enter_async_context(connect(local.url if local else None))
         if source is None or dataset is None:
-            source = await fetch_source(bus, plan.network)
+            source = await fetch_source(cluster, plan.network)
             dataset = await _dataset(plan, source)
-        training = _train(plan, bus, source, dataset, hyper)
-        await (cluster.run_beside(training, lambda line: click.echo(line, err=True)) if cluster else training)
+        training = _train(plan, cluster, source, dataset, hyper, name, writers)
+        await (local.run_beside(training, lambda line: click.echo(line, err=True)) if local else training)
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
@@ -148,38 +159,40 @@ async def _dataset(plan: TrainPlan, source: Source) -> str:
     return await prepare_text(plan.data_dir, plan.text, source.graph)
 
 
-async def _train(plan: TrainPlan, bus: Bus, source: Source, dataset: str, hyper: dict[str, Any]) -> None:
-    name = SessionId(plan.session or f"{source.graph.name[:50]}-{secrets.token_hex(3)}")
-    async with follower(bus, name) as one:
-        fields = {"steps": plan.steps, "batch": plan.batch, "micro_batches": plan.micro_batches, "seed": plan.seed, "hyper": hyper}
-        more = {"fuse": not plan.no_fuse, "pnodes": plan.pnodes, "session": name, "start": True}
-        file = {"file": source.text, "file_name": source.file_name} if is_file(plan.network) else {}
-        await call(bus, "session.create", network=source.graph.name, dataset=dataset, **file, **fields, **more)
-        with choose_view(plan.steps, plan.as_json) as view:
-            try:
-                await one.follow(view)
-            except asyncio.CancelledError:
-                await _leave(plan, bus, one, view)
-                raise
+async def _train(
+    plan: TrainPlan, cluster: Cluster, source: Source, dataset: str, hyper: dict[str, Any], name: SessionId, writers: Writers
+) -> None:
+    network = NetworkFile(source.text, source.file_name) if is_file(plan.network) else plan.network
+    options = TrainOptions(
+        batch=plan.batch, micro_batches=plan.micro_batches, seed=plan.seed, hyper=hyper, fuse=not plan.no_fuse, pnodes=plan.pnodes
+    )
+    session = await cluster.train(network, dataset, plan.steps, name, **options)
+    with choose_view(plan.steps, plan.as_json) as view:
+        try:
+            await follow(session, view, writers)
+        except asyncio.CancelledError:
+            await _leave(plan, session, view, writers)
+            raise
 
 
-async def _leave(plan: TrainPlan, bus: Bus, one: Follower, view: View) -> None:
+async def _leave(plan: TrainPlan, session: Session, view: View, writers: Writers) -> None:
     """After Ctrl-C."""
+    name = session.name
     if plan.local is None:
-        view.note(f"session {one.session} goes on; see it again with: dcnr session watch {one.session}")
+        view.note(f"session {name} goes on; see it again with: dcnr session watch {name}")
         return
-    suspending = asyncio.ensure_future(_suspend(bus, one, view))
+    suspending = asyncio.ensure_future(_suspend(session, view, writers))
     await asyncio.wait({suspending}, timeout=SUSPEND_PATIENCE)
     if not suspending.done():
         suspending.cancel()
-        view.note(f"session {one.session} could not be saved in time; its last checkpoint counts")
+        view.note(f"session {name} could not be saved in time; its last checkpoint counts")
     view.note(f"go on with: dcnr up --agents {plan.local} --data-dir {plan.data_dir}")
-    view.note(f"      then: dcnr session resume {one.session} && dcnr session watch {one.session}")
+    view.note(f"      then: dcnr session resume {name} && dcnr session watch {name}")
 
 
-async def _suspend(bus: Bus, one: Follower, view: View) -> None:
+async def _suspend(session: Session, view: View, writers: Writers) -> None:
     try:
-        await call(bus, "session.suspend", session=one.session)
-        await one.follow(view)
+        await session.suspend(view.note)
+        await follow(session, view, writers)
     except DcnrError as error:  # the run ended by itself, or went wrong meanwhile
         view.note(str(error))

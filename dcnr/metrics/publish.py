@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from dcnr.bus import subjects
 from dcnr.bus.base import Bus
 from dcnr.bus.codec import encode
 from dcnr.bus.messages import Metric, SessionMetrics, StepMetrics, ValidationMetrics
 
-_KINDS: Mapping[type[Metric], subjects.MetricKind] = {StepMetrics: "step", SessionMetrics: "session", ValidationMetrics: "validation"}
+_KINDS: dict[type[Metric], subjects.MetricKind] = {
+    StepMetrics: "step",
+    ValidationMetrics: "validation",
+    SessionMetrics: "session",
+}
 
 
 def subject_of(metric: Metric) -> str:

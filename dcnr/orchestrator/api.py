@@ -130,7 +130,7 @@ class Api:
         graph = await asyncio.to_thread(prepared, network.file, network.file_name, request.fuse)
         await asyncio.to_thread(check_data, graph, self._data_dir, request.dataset, self._storage, validated(hyper))
         record = SessionRecord(
-            session=await self._new_name(request.session, request.network),
+            session=await self._new_name(request.session, network.name),
             network=network.name,
             network_file=network.file,
             file_name=network.file_name,
@@ -150,9 +150,10 @@ class Api:
     async def _network_of(self, request: CreateSession) -> NetworkRecord:
         """The registered one, or the one that comes along."""
         if request.file is None:
+            assert request.network is not None
             return self._network(request.network)
         record = await asyncio.to_thread(_read_network, request.file, request.file_name)
-        if record.name != request.network:
+        if request.network not in (None, record.name):
             raise UserError(
                 f"{request.file_name} holds network '{record.name}', not '{request.network}'", "ask for the network of the file"
             )
@@ -251,7 +252,7 @@ class Api:
     async def _show_rows(self, request: SessionRows) -> Answer:
         """The first `MAX_ROWS` of those that are asked for; steps of which nothing is known are left out."""
         rows = await asyncio.to_thread(self._history.rows, self._session(request.session).record.session)
-        wanted = [asdict(row) for row in rows if request.first <= row.step <= request.last]
+        wanted = [asdict(row) for row in rows if request.first <= row.step <= request.last and row.step % request.every == 0]
         return {"rows": wanted[:MAX_ROWS]}
 
     async def _show_validations(self, request: SessionRows) -> Answer:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from dcnr.bus.messages import Deploy, PNodeInfo
 from dcnr.errors import DoesNotFit
 from dcnr.ids import NodeId, PNodeId
+from dcnr.metrics.peak import peak_share
 from dcnr.network.graph import Graph
 from dcnr.optim.decide import ScalerState, initial_state
 from dcnr.optim.hyper import Hyper
@@ -82,8 +83,9 @@ def wider(
     return anew if anew is not None and len(anew.pnodes) > len(here) else None
 
 
-def plan_of(record: SessionRecord, graph: Graph, homes: Mapping[NodeId, PNodeId], me: PNodeId) -> Plan:
+def plan_of(record: SessionRecord, graph: Graph, homes: Mapping[NodeId, PNodeId], me: PNodeId, peers: Sequence[PNodeInfo] = ()) -> Plan:
     """What the trainer needs to know of a deployment in the record's epoch."""
+    here = set(homes.values())
     return Plan(
         address=Address(record.network, record.session, record.epoch, me, dict(homes)),
         feeds=feeds_of(graph),
@@ -96,7 +98,8 @@ def plan_of(record: SessionRecord, graph: Graph, homes: Mapping[NodeId, PNodeId]
         batch=record.batch,
         micro_batches=record.micro_batches,
         window=len(cut_segments(graph, homes)) + 1,
-        decides=len(set(homes.values())) == 1,
+        decides=len(here) == 1,
+        peak_share=peak_share(graph, [info for info in peers if info.pnode in here]),
     )
 
 

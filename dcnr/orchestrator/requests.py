@@ -36,10 +36,11 @@ class NamedNetwork(Request):
 class CreateSession(Request):
     """Train `network` on `dataset`. `pnodes`: how many to use, 0 for all.
 
-    With `file`, its text, the network is registered along with the session, in place of an older one of its name: both or neither.
+    With `file`, its text, the network is registered along with the session, in place of an older one of its name: both or neither. Then
+    `network` need not be said.
     """
 
-    network: str
+    network: str | None = None
     file: str | None = None
     file_name: str = "network.yml"
     dataset: str
@@ -57,6 +58,12 @@ class CreateSession(Request):
     def _divides(self) -> Self:
         if self.batch % self.micro_batches:
             raise ValueError(f"a batch of {self.batch} cannot be cut into {self.micro_batches} equal micro-batches")
+        return self
+
+    @model_validator(mode="after")
+    def _is_of_something(self) -> Self:
+        if self.network is None and self.file is None:
+            raise ValueError("neither a network nor a file is given")
         return self
 
 
@@ -79,10 +86,11 @@ class ImportSession(NamedSession):
 
 
 class SessionRows(NamedSession):
-    """Rows of a session's training log, from step `first` to step `last`."""
+    """Rows of a session's training log, from step `first` to step `last`, of which those whose step is a multiple of `every`."""
 
     first: int = Field(ge=1, le=MAX_STEP)
     last: int = Field(ge=1, le=MAX_STEP)
+    every: int = Field(default=1, ge=1, le=MAX_STEP)
 
 
 class NamedPNode(Request):

@@ -283,7 +283,7 @@ class Session:
     def _run(self, record: SessionRecord, homes: Mapping[NodeId, PNodeId], peers: Sequence[PNodeInfo], now: float) -> Deployment:
         assert self.graph is not None
         deploy = deploy_of(record, self.graph, homes, peers, (self.settings.storage, self.settings.probe))
-        plan = plan_of(record, self.graph, homes, self.settings.me)
+        plan = plan_of(record, self.graph, homes, self.settings.me, peers)
         return Deployment(record, deploy, plan, scaler_at(record, self.graph), now)
 
     def _look_for(self, now: float) -> None:

@@ -37,7 +37,10 @@ HOPELESS_STEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What stays the same for a whole deployment. `order` and `costs` in node order; `window` in micro-batches."""
+    """What stays the same for a whole deployment. `order` and `costs` in node order; `window` in micro-batches.
+
+    `peak_share`: of what the devices can do at most, one token per second takes so much; None where that is not known.
+    """
 
     address: Address
     feeds: Feeds
@@ -51,6 +54,7 @@ class Plan:
     micro_batches: int
     window: int
     decides: bool
+    peak_share: float | None = None
 
     @property
     def hosts(self) -> tuple[PNodeId, ...]:
@@ -289,10 +293,11 @@ class Trainer:
 
     def _row(self, done: StepDone, seconds: float) -> StepMetrics:
         seconds = max(1e-6, seconds)
-        tokens = self.plan.batch * self.plan.feeds.seq_len
+        speed = self.plan.batch * self.plan.feeds.seq_len / seconds
+        mfu = None if self.plan.peak_share is None else self.plan.peak_share * speed
         return StepMetrics(
-            done.session, done.step, done.loss, done.lr, done.grad_norm, done.loss_scale, done.skipped, tokens / seconds, seconds * 1000,
-            done.epoch,
+            done.session, done.step, done.loss, done.lr, done.grad_norm, done.loss_scale, done.skipped, speed, seconds * 1000,
+            done.epoch, mfu,
         )  # fmt: skip
 
     def _finish(self, row: StepMetrics, after: ScalerState, now: float) -> None:

@@ -86,6 +86,11 @@ def analyze(graph: Graph, rows: int, hosts: Sequence[Host] = (), fuse: bool = Tr
     )
 
 
+def flops_per_token(running: Graph) -> int:
+    """Operations of a prepared graph, forward and backward, for each target of the first cost."""
+    return sum(cost.flops for cost in graph_costs(running, 1).values()) // _tokens_per_row(running)
+
+
 def _node(node: GraphNode, trained: NodeCost | None, running: NodeCost | None, pnode: PNodeId | None) -> NodeAnalysis:
     parameters, flops = (trained.parameters, trained.flops) if trained is not None else (0, 0)
     held = running.activation_bytes if running is not None else 0

@@ -18,7 +18,7 @@ from dcnr.bus.api import call
 from dcnr.bus.base import Bus
 from dcnr.bus.codec import decode
 from dcnr.bus.messages import Message, SessionMetrics, StepMetrics
-from dcnr.cli.client import connection
+from dcnr.client.connect import connection
 from dcnr.data.dataset import Dataset
 from dcnr.ids import SessionId
 from dcnr.storage.checkpoint import Manifest, read_manifest, read_tensors

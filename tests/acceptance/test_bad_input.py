@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dcnr.bus.api import call
-from dcnr.cli.client import connection
+from dcnr.client.connect import connection
 from tests.acceptance.networks import SEQ, VOCABULARY, small
 from tests.acceptance.running import Cluster, register
 from tests.cli.conftest import command, environment, strays

@@ -17,7 +17,7 @@ import pytest
 from dcnr.bus import subjects
 from dcnr.bus.codec import decode_with_payload
 from dcnr.bus.messages import TRAINER, Hop, StepMetrics
-from dcnr.cli.client import connection
+from dcnr.client.connect import connection
 from dcnr.data.batches import windows_per_epoch
 from dcnr.data.dataset import Dataset
 from dcnr.ids import NetworkId, NodeId, SessionId

@@ -16,7 +16,7 @@ from dcnr.agents.plan import make_plan
 from dcnr.backends.numpy.backend import NumpyBackend
 from dcnr.bus.api import call
 from dcnr.bus.messages import Deploy
-from dcnr.cli.client import connection
+from dcnr.client.connect import connection
 from dcnr.data.dataset import Dataset
 from dcnr.ids import Epoch, NetworkId, PNodeId, SessionId
 from dcnr.optim.decide import ScalerState

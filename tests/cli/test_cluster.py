@@ -12,8 +12,8 @@ import pytest
 
 from dcnr.bus.api import call
 from dcnr.bus.base import Bus
-from dcnr.cli.client import connection
 from dcnr.cli.cluster import LocalCluster, places
+from dcnr.client.connect import connection
 from dcnr.errors import BusUnavailable, DcnrError, UserError, WorldError
 from tests.cli.conftest import strays
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -13,10 +12,12 @@ from dcnr.bus.messages import StepMetrics, ValidationMetrics
 from dcnr.cli.progress import BarView, JsonView, LineView, choose_view, describe
 from dcnr.ids import SessionId
 
+VALIDATION = ValidationMetrics(SessionId("s"), 4, 1.5, 4.4817, 2.125, 1000, True)
 
-def row(step: int, loss: float = 2.0, skipped: bool = False) -> StepMetrics:
+
+def row(step: int, loss: float = 2.0, skipped: bool = False, mfu: float | None = None) -> StepMetrics:
     """One step."""
-    return StepMetrics(SessionId("s"), step, loss, 1e-3, 0.5, 1.0, skipped, 1234.5, 8.25)
+    return StepMetrics(SessionId("s"), step, loss, 1e-3, 0.5, 1.0, skipped, 1234.5, 8.25, mfu=mfu)
 
 
 def test_json_lines_have_exactly_the_promised_keys(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,20 +52,35 @@ def test_json_has_no_numbers_that_json_has_not(capsys: pytest.CaptureFixture[str
     assert [json.loads(line)["loss"] for line in capsys.readouterr().out.splitlines()] == [None, None]
 
 
-VALIDATION = ValidationMetrics(SessionId("s"), 4, 1.5, 4.4817, 2.164, 1000, True)
+def test_mfu_is_said_where_it_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nowhere else is there a word of it."""
+    assert "MFU 45.3%" in describe(row(1, mfu=0.453))
+    assert "MFU" not in describe(row(1))
+    JsonView().step(row(1, mfu=0.453))
+    assert json.loads(capsys.readouterr().out)["mfu"] == 0.453
 
 
-def test_every_view_shows_a_validation(capsys: pytest.CaptureFixture[str]) -> None:
-    """An event for scripts, a line for people, which says whether it is the best so far."""
-    JsonView().validation(replace(VALIDATION, bits_per_byte=math.nan))
-    seen = json.loads(capsys.readouterr().out)
-    expected = {"step": 4, "loss": 1.5, "perplexity": 4.4817, "bits_per_byte": None, "tokens": 1000, "best": True}
-    assert seen == {"event": "validation", **expected}
+def test_a_validation_is_shown_by_every_view(capsys: pytest.CaptureFixture[str]) -> None:
+    """As an object, as a line, above the bar."""
+    JsonView().validation(VALIDATION)
+    said = {"step": 4, "loss": 1.5, "perplexity": 4.4817, "bits_per_byte": 2.125, "tokens": 1000, "best": True}
+    assert json.loads(capsys.readouterr().out) == {"event": "validation", **said}
+    line = "step 4  validation loss 1.5000  perplexity 4.48  2.1250 bits/byte  (best so far)\n"
     LineView(steps=9).validation(VALIDATION)
-    BarView(steps=9).validation(replace(VALIDATION, best=False))
-    best, other = capsys.readouterr().out.splitlines()
-    assert best == "step 4  validation loss 1.5000  perplexity 4.48  2.1640 bits/byte  (best so far)"
-    assert other == best.removesuffix("  (best so far)")
+    assert capsys.readouterr().out == line
+    with BarView(steps=9) as view:
+        view.validation(VALIDATION)
+    assert line in capsys.readouterr().out
+
+
+def test_lines_say_how_long_it_will_take(capsys: pytest.CaptureFixture[str]) -> None:
+    """From the mean time of the last steps; the last line needs it no more."""
+    with LineView(steps=400_001) as view:
+        view.step(row(1))
+        view.step(row(400_001))
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.endswith("8 ms  ETA 0:55:00")
+    assert "ETA" not in last
 
 
 def test_lines_show_first_last_and_skipped_steps(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,14 +8,9 @@ import pytest
 
 from dcnr.bus.api import ok
 from dcnr.bus.memory import MemoryBroker
-from dcnr.cli.source import Source, fetch_source, is_file, read_source, shipped
+from dcnr.cli.source import Source, fetch_source, read_source, shipped
+from dcnr.client.cluster import Cluster
 from dcnr.errors import NetworkFileError, NotFound, UserError
-
-
-@pytest.mark.parametrize(("name", "expected"), [("tiny", False), ("tiny.yml", True), ("networks/tiny", True), ("a-b_c", False)])
-def test_names_and_files_are_told_apart(name: str, expected: bool) -> None:
-    """A registered name holds neither dot nor slash."""
-    assert is_file(name) is expected
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -47,7 +42,7 @@ async def test_a_registered_network_is_fetched() -> None:
         return ok({"name": "n", "file": "name: n", "file_name": "n.yml", "vnodes": 0, "parameters": 0, "revision": 1})
 
     await server.serve("dcnr.api.network.show", answer)
-    assert await fetch_source(client, "n") == Source("name: n", "n.yml")
+    assert await fetch_source(Cluster(client), "n") == Source("name: n", "n.yml")
     await client.close()
     await server.close()
 

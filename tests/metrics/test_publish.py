@@ -7,12 +7,13 @@ from functools import partial
 
 from dcnr.bus import codec
 from dcnr.bus.memory import MemoryBroker
-from dcnr.bus.messages import Message, SessionMetrics, StepMetrics
+from dcnr.bus.messages import Message, SessionMetrics, StepMetrics, ValidationMetrics
 from dcnr.ids import SessionId
 from dcnr.metrics.publish import publish
 
 S = SessionId("s")
 STEP = StepMetrics(S, 1, 2.0, 0.1, 1.0, 1.0, False, 10.0, 100.0)
+VALIDATION = ValidationMetrics(S, 1, 2.0, 7.4, 2.9, 100, True)
 STATE = SessionMetrics(S, "running", 0, "")
 
 
@@ -27,12 +28,17 @@ def test_each_kind_has_its_subject() -> None:
             heard.append((subject, codec.decode(data)))
 
         listener, sender = broker.connect(), broker.connect()
-        for subject in ("dcnr.metrics.step.s", "dcnr.metrics.session.s", "dcnr.metrics.step.t"):
+        for subject in ("dcnr.metrics.step.s", "dcnr.metrics.session.s", "dcnr.metrics.validation.s", "dcnr.metrics.step.t"):
             await listener.subscribe(subject, partial(hear, subject))
         await publish(sender, STEP)
+        await publish(sender, VALIDATION)
         await publish(sender, STATE)
         await sender.close()
         await listener.close()
         return heard
 
-    assert asyncio.run(story()) == [("dcnr.metrics.step.s", STEP), ("dcnr.metrics.session.s", STATE)]
+    assert asyncio.run(story()) == [
+        ("dcnr.metrics.step.s", STEP),
+        ("dcnr.metrics.validation.s", VALIDATION),
+        ("dcnr.metrics.session.s", STATE),
+    ]

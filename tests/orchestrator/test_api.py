@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from dcnr.bus.memory import MemoryBroker
-from dcnr.data.dataset import Dataset, delete_dataset
+from dcnr.data.dataset import Dataset
+from dcnr.data.manifest import delete_dataset
 from dcnr.errors import AlreadyExists, NotFound, UserError
 from dcnr.ids import SessionId
 from dcnr.storage.export import export_folder, import_folder, read_folder
@@ -137,6 +138,9 @@ async def test_a_session_may_bring_its_network(one: User) -> None:
     assert await one.ask("session.create", **mine) == {"session": "s"}
     assert (await one.ask("network.show", name="mine"))["file_name"] == "mine.yml"
     assert (await one.ask("session.show", session="s"))["network"] == "mine"
+    unnamed = {key: value for key, value in mine.items() if key != "network"} | {"session": "t"}
+    assert await one.ask("session.create", **unnamed) == {"session": "t"}
+    assert (await one.ask("session.show", session="t"))["network"] == "mine"
 
 
 async def test_a_session_waits_for_pnodes_and_says_so(one: User) -> None:
@@ -190,6 +194,7 @@ async def test_rows_of_a_session_are_shown(one: User, broker: MemoryBroker) -> N
         assert (await one.ask("session.rows", session="s", first=1, last=100))["rows"] == published
         assert (await one.ask("session.rows", session="s", first=2, last=2))["rows"] == published[1:2]
         assert (await one.ask("session.rows", session="s", first=4, last=9))["rows"] == []
+        assert (await one.ask("session.rows", session="s", first=1, last=9, every=2))["rows"] == published[1:2]
         assert "'first'" in await refused(one, "session.rows", session="s", first=0, last=9)
 
 

@@ -40,6 +40,13 @@ def test_a_session_that_makes_no_sense_is_refused(change: dict[str, int]) -> Non
         CreateSession.model_validate({"network": "n", "dataset": "d", "steps": 1, "batch": 2, **change})
 
 
+def test_a_session_is_of_a_network_or_of_a_file() -> None:
+    """One of them has to be there."""
+    assert CreateSession(file="name: n", dataset="d", steps=1, batch=2).network is None
+    with pytest.raises(ValidationError, match="neither a network nor a file"):
+        CreateSession(dataset="d", steps=1, batch=2)
+
+
 def test_the_largest_session_is_taken() -> None:
     """Every bound is a value that may be."""
     asked = CreateSession(network="n", dataset="d", steps=2**53, batch=65536, seed=2**63 - 1)

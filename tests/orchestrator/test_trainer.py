@@ -280,3 +280,16 @@ def test_stop_after_a_change_of_trainer_ends_at_the_last_decided_step() -> None:
     one.take_over(last(5), 1, 1.0)
     one.stop()
     assert one.idle
+
+
+def test_mfu_is_the_share_of_the_peak_at_the_speed_of_the_step() -> None:
+    """Two steps of 4 × 3 tokens, in 0.5 and 0.25 s; None where the peak is not known."""
+    for share, expected in ((0.01, [0.24, 0.48]), (None, [None, None])):
+        one = trainer(decides=True)
+        one.plan = replace(one.plan, peak_share=share)
+        found = []
+        for step, now in ((1, 0.5), (2, 0.75)):
+            one.batch_read(*batch(step))
+            done = StepDone(A, SESSION, Epoch(1), step, 1.0, 1.0, False, 0.1, 1.0, scaler_fields(ScalerState()))
+            found += metrics(one.decided(done, now))
+        assert [row.mfu for row in found] == expected

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from dcnr.bus.messages import StepMetrics
-from dcnr.cli.rows import Rows
+from dcnr.bus.messages import StepMetrics, ValidationMetrics
+from dcnr.client.rows import Rows, Validations
 from dcnr.ids import Epoch, SessionId
 
 
@@ -78,3 +78,19 @@ def test_any_order_and_repetition_shows_every_step_once_in_order(seed: int) -> N
     while (gap := rows.gap(last=39)) is not None:
         steps += shown(rows, *(row(step) for step in range(gap[0], gap[1] + 1)))
     assert steps == list(range(1, 40)), f"seed {seed}"
+
+
+def test_validations_wait_for_their_step_and_are_shown_once() -> None:
+    """Of several of one step the one of the largest epoch, and none of a step before one that was shown."""
+    validations = Validations()
+
+    def validation(step: int, loss: float, epoch: int = 1) -> ValidationMetrics:
+        return ValidationMetrics(SessionId("s"), step, loss, 2.0, 1.0, 100, True, Epoch(epoch))
+
+    assert validations.add(validation(4, 0.5), reached=3) == []
+    assert validations.add(validation(4, 0.4, epoch=2), reached=3) == []
+    assert validations.add(validation(4, 0.5), reached=3) == []
+    assert [one.loss for one in validations.due(4)] == [0.4]
+    assert validations.add(validation(4, 0.3, epoch=3), reached=4) == []
+    assert validations.add(validation(2, 0.3), reached=9) == []
+    assert [one.step for one in validations.add(validation(8, 0.3), reached=9)] == [8]

@@ -1,0 +1,102 @@
+"""Text from a checkpoint, piece by piece as it comes.
+
+Rule 1: an answer that is lost costs nothing: the same is asked again. Whoever finds that the request is not known any more, because another
+orchestrator leads, begins it again and goes on where the text was: the same request gives the same text.
+Rule 2: silence for `PATIENCE` seconds, or `BEGINNINGS` beginnings without a new piece, are an error. Waiting for PNodes is neither.
+Rule 3: a text that nobody reads on is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from dcnr.bus.api import call
+from dcnr.bus.base import Bus
+from dcnr.client.answers import read
+from dcnr.errors import BusUnavailable, DcnrError, NotFound, WorldError
+
+PATIENCE = 60.0
+BEGINNINGS = 3
+ASK_EVERY = 0.5
+"""Seconds between two questions while nobody answers."""
+
+
+class GenerateOptions(TypedDict, total=False):
+    """How to generate; what is left away is as `dcnr generate` has it."""
+
+    step: int
+    """The checkpoint of this step; the newest if not given."""
+    temperature: float
+    """0 takes the likeliest token always."""
+    top_k: int
+    """Draw from the likeliest so many; 0 from all."""
+    top_p: float
+    """Draw from the likeliest whose share reaches it; 1 from all."""
+    max_tokens: int
+    seed: int
+    """The same request with the same seed gives the same text."""
+    stop: Sequence[str]
+    """Texts that end it; they are not part of it."""
+    cache: bool
+    """Keep keys and values; without, the window is read anew for every token, with the same text."""
+    pnodes: int
+    """Spread over so many PNodes; 0 for as few as hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What has come since the last question. `after`: where the next one goes on."""
+
+    text: str
+    after: int
+    done: bool
+    failed: bool
+    reason: str
+
+
+async def generate(bus: Bus, session: str, prompt: str, options: GenerateOptions) -> AsyncGenerator[str, None]:
+    """The text that follows `prompt`. Raises `DcnrError` if it cannot go on."""
+    asked = {"session": session, "prompt": prompt, **options}
+    request: str | None = None
+    after = beginnings = 0
+    try:
+        while True:
+            if request is None:
+                beginnings += 1
+                request = (await _ask(bus, "generate", asked))["request"]
+            try:
+                piece = read(Piece, await _ask(bus, "generate.next", {"request": request, "after": after}))
+            except NotFound:
+                request = None
+                if beginnings >= BEGINNINGS:
+                    raise
+                continue
+            if piece.text:
+                after, beginnings = piece.after, 1
+                yield piece.text
+            if piece.done:
+                request = None
+                if piece.failed:
+                    raise DcnrError(f"the text of session {session} could not be gone on with: {piece.reason}")
+                return
+    finally:
+        if request is not None:
+            with suppress(DcnrError):
+                await call(bus, "generate.stop", request=request)
+
+
+async def _ask(bus: Bus, verb: str, fields: Mapping[str, object]) -> dict[str, Any]:
+    """The answer, from whichever orchestrator leads; one that is away is waited for. Raises what it refuses."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + PATIENCE
+    while True:
+        try:
+            return await call(bus, verb, **fields)
+        except (BusUnavailable, WorldError):
+            if loop.time() >= until:
+                raise
+        await asyncio.sleep(ASK_EVERY)
