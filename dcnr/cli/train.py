@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,8 +91,8 @@ def train(**options: Any) -> None:
     run(start_training(TrainPlan(**options)))
 
 
-async def start_training(plan: TrainPlan) -> None:
-    """The whole command."""
+async def start_training(plan: TrainPlan, then: Callable[[Bus], Awaitable[None]] | None = None) -> None:
+    """The whole command; `then` is done while its cluster is still there."""
     hyper = parse_settings(plan.settings)
     _check(plan)
     source = read_source(plan.network) if is_file(plan.network) else None
@@ -105,8 +105,14 @@ async def start_training(plan: TrainPlan) -> None:
         if source is None or dataset is None:
             source = await fetch_source(bus, plan.network)
             dataset = await _dataset(plan, source)
-        training = _train(plan, bus, source, dataset, hyper)
-        await (cluster.run_beside(training, lambda line: click.echo(line, err=True)) if cluster else training)
+        work = _both(_train(plan, bus, source, dataset, hyper), None if then is None else then(bus))
+        await (cluster.run_beside(work, lambda line: click.echo(line, err=True)) if cluster else work)
+
+
+async def _both(training: Awaitable[None], then: Awaitable[None] | None) -> None:
+    await training
+    if then is not None:
+        await then
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:

@@ -22,16 +22,20 @@ from dcnr.network.graph import Graph
 from dcnr.network.load import load_graph
 from dcnr.orchestrator import events, views
 from dcnr.orchestrator.cluster import Cluster
+from dcnr.orchestrator.generation import Generation
 from dcnr.orchestrator.planning import check_data, check_hyper, count_parameters, prepared
 from dcnr.orchestrator.requests import (
     CreateNetwork,
     CreateSession,
+    Generate,
     NamedNetwork,
     NamedPNode,
     NamedSession,
+    NextText,
     Nothing,
     ResumeSession,
     SessionRows,
+    StopText,
 )
 from dcnr.orchestrator.session import Session
 from dcnr.orchestrator.state import NetworkRecord, SessionRecord, SessionState
@@ -68,7 +72,7 @@ class Verb:
 class Api:
     """All verbs, over the machine of the leader."""
 
-    def __init__(self, cluster: Cluster, ask: Put, storage: Storage, data_dir: Path, history: History) -> None:
+    def __init__(self, cluster: Cluster, ask: Put, storage: Storage, data_dir: Path, history: History, generation: Generation) -> None:
         self._cluster = cluster
         self._ask = ask
         self._storage = storage
@@ -92,6 +96,9 @@ class Api:
             Verb("pnode.list", Nothing, self._list_pnodes),
             Verb("pnode.show", NamedPNode, self._show_pnode),
             Verb("pnode.drain", NamedPNode, self._drain_pnode),
+            Verb("generate", Generate, generation.start),
+            Verb("generate.next", NextText, generation.next),
+            Verb("generate.stop", StopText, generation.stop),
         )
 
     async def _info(self, _request: Nothing) -> Answer:

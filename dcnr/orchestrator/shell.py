@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -27,12 +27,12 @@ from dcnr.bus import codec, subjects
 from dcnr.bus.api import arguments, failure, ok
 from dcnr.bus.base import Bus, Handler
 from dcnr.bus.disconnect import closed_connection, pnode_of
-from dcnr.bus.messages import Echo, Heartbeat, Message, PNodeInfo, Report, SessionMetrics, StepMetrics
+from dcnr.bus.messages import Echo, Heartbeat, Hop, Message, PNodeInfo, Report, SessionMetrics, StepMetrics
 from dcnr.bus.transport import HopTransport
 from dcnr.clock import Clock
 from dcnr.data.dataset import Dataset
 from dcnr.errors import DcnrError, InvariantError, PeerError, UserError, WorldError
-from dcnr.ids import Epoch, PNodeId, SessionId
+from dcnr.ids import Epoch, NodeId, PNodeId, SessionId
 from dcnr.machine import drive
 from dcnr.metrics.history import History
 from dcnr.metrics.publish import subject_of
@@ -49,6 +49,7 @@ from dcnr.orchestrator.commands import (
     ReadBatch,
     SendHop,
     SetPeers,
+    Spoke,
     WriteManifest,
 )
 from dcnr.orchestrator.commands import Store as StoreRecord
@@ -61,11 +62,13 @@ from dcnr.orchestrator.events import (
     Erased,
     Event,
     Heard,
+    LogitsRead,
     ManifestFailed,
     ManifestWritten,
     Reported,
     Tick,
 )
+from dcnr.orchestrator.generation import Generation
 from dcnr.orchestrator.identity import identify
 from dcnr.orchestrator.leader import BUCKET, Lease, LeaseLost
 from dcnr.orchestrator.outbox import Hops, Outbox, RecordWriter
@@ -99,6 +102,8 @@ class Outside:
     data_dir: Path
     me: PNodeId
     clock: Clock
+    hops: asyncio.Queue[tuple[Hop, np.ndarray]] = field(default_factory=asyncio.Queue)
+    """Tensors that came for us, as the transport gives them."""
 
 
 class Shell:
@@ -168,12 +173,13 @@ class Term:
         self._numbers = count(1)
         self._datasets: dict[SessionId, tuple[Epoch, Dataset]] = {}
         self._story: deque[Event] = deque(maxlen=STORY)
+        self._generation = Generation(cluster, self.ask, self._inbox.put_nowait, outside.storage, outside.data_dir)
 
     async def run(self) -> None:
         """Lead until cancelled."""
         out = self._out
-        api = Api(self.cluster, self.ask, out.storage, out.data_dir, self._history)
-        for work in (self._publish_all(), self._keep_rows(), self._records.run()):
+        api = Api(self.cluster, self.ask, out.storage, out.data_dir, self._history, self._generation)
+        for work in (self._publish_all(), self._keep_rows(), self._records.run(), self._take_logits()):
             self._group.create_task(work)
         for command in self.cluster.opening():
             self.perform(command)
@@ -184,6 +190,8 @@ class Term:
             subjects.peer(out.me, "echo"): self._on_echo,
         }
         async with AsyncExitStack() as leaving:
+            await out.transport.listen(subjects.ANY_NETWORK, [NodeId(out.me)])
+            leaving.push_async_callback(out.transport.unlisten, subjects.ANY_NETWORK, [NodeId(out.me)])
             for subject, hear in heard.items():
                 leaving.push_async_callback((await out.bus.subscribe(subject, hear)).stop)
             for verb in api.verbs:
@@ -240,6 +248,8 @@ class Term:
                 self._records.drop(bucket, key)
             case Erase():
                 self._group.create_task(self._erase(command))
+            case Spoke():
+                self._generation.news.tell()
             case Answer(request, error):
                 self._answer(request, error)
             case _:
@@ -270,6 +280,11 @@ class Term:
         message = self._decoded(data)
         if isinstance(message, Echo) and message.sender == self._out.me:
             self._inbox.put_nowait(Echoed())
+
+    async def _take_logits(self) -> None:
+        while True:
+            hop, logits = await self._out.hops.get()
+            self._inbox.put_nowait(LogitsRead(hop, logits))
 
     def _decoded(self, data: bytes) -> Message | None:
         try:
@@ -332,8 +347,7 @@ class Term:
     async def _send_hops(self, hops: Hops) -> None:
         while True:
             command = await hops.get()
-            session = self.cluster.sessions.get(command.hop.session)
-            if session is None or not session.uses(command.to, command.hop.epoch):
+            if not self.cluster.uses(command.hop.session, command.to, command.hop.epoch):
                 continue
             try:
                 await self._out.transport.send(command.to, command.hop, command.payload)
