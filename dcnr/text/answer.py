@@ -1,7 +1,7 @@
 """What may be shown of a text that is still being generated.
 
 Rule 1: a character whose bytes are not all there yet is held back, and so is what may become a stop text. Shown text is never taken back.
-Rule 2: a stop text and what follows it are not part of the answer.
+Rule 2: the stop text that is complete first, and what follows it, are not part of the answer.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ INCOMPLETE = "\ufffd"
 
 def said(text: str, stops: Sequence[str], done: bool) -> str:
     """As much of `text` as is certain; all of it, up to a stop text, when it is `done`."""
-    found = [at for stop in stops if (at := text.find(stop)) >= 0]
+    found = [(at + len(stop), at) for stop in stops if (at := text.find(stop)) >= 0]
     if found:
-        return text[: min(found)]
+        return text[: min(found)[1]]
     if done:
         return text
     text = text.rstrip(INCOMPLETE)
