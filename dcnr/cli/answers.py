@@ -8,7 +8,7 @@ Rule 2: whoever stops listening stops the request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +35,7 @@ class Piece:
     waits: str
 
 
-async def generate(bus: Bus, wanted: Mapping[str, Any]) -> AsyncIterator[Piece]:
+async def generate(bus: Bus, wanted: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
     """The pieces of one text. `wanted`: the fields of the verb. Raises what refuses it, and `UserError` for what ends it early."""
     begun = await call(bus, "generate", **wanted)
     request, after = begun["request"], 0

@@ -1,0 +1,46 @@
+"""`dcnr generate`: what is asked for, and what is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dcnr.bus.base import Bus
+from dcnr.cli import generate as command
+from dcnr.cli.answers import Piece
+from dcnr.cli.generate import stream, wanted, write
+from dcnr.errors import UserError
+
+OPTIONS: dict[str, Any] = {"temperature": 0.5, "top_k": 3, "stop": ("x", "y"), "no_cache": True, "pnodes": 0}
+
+
+def test_a_source_is_a_session_or_a_step_of_one() -> None:
+    """And the options are the fields of the verb."""
+    assert wanted("s", OPTIONS) == {
+        "session": "s", "step": None, "temperature": 0.5, "top_k": 3, "stop": ["x", "y"], "cache": False, "pnodes": 0,
+    }  # fmt: skip
+    assert wanted("s@12", OPTIONS)["step"] == 12
+
+
+@pytest.mark.parametrize("source", ["s@", "s@x", "s@-1", "s@1@2", "s@²"])
+def test_a_step_is_a_number(source: str) -> None:
+    """Said before anybody is asked."""
+    with pytest.raises(UserError, match="is not a step"):
+        wanted(source, OPTIONS)
+
+
+async def test_pieces_are_shown_as_they_come_and_waiting_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Text to stdout, reasons to stderr."""
+
+    async def pieces(_bus: Bus, _wanted: object) -> Any:
+        for text, waits in (("", "it needs a PNode"), ("", "it needs a PNode"), ("", "deploys to a"), ("so ", ""), ("it goes", "")):
+            yield Piece(text, 1, 1, False, "", waits)
+
+    monkeypatch.setattr(command, "pieces", pieces)
+    text, last = await stream(None, {}, write)  # type: ignore[arg-type]  # nobody asks the bus
+    out, err = capsys.readouterr()
+    assert (text, out, last.text) == ("so it goes", "so it goes", "it goes")
+    assert err.splitlines() == ["it needs a PNode", "deploys to a"]
