@@ -10,7 +10,7 @@ Rule 3: whatever goes wrong, a request goes on from its ids: they are read anew,
 ends with the text that it would have had.
 Rule 4: an exception in a node, a checkpoint that cannot be read, and trouble of the world for the fourth time without a token in between
 end all requests with the reason.
-Rule 5: a request that nobody has asked about for 60 s is ended.
+Rule 5: a request that nobody has asked about for 60 s is ended, and then forgotten.
 """
 
 from __future__ import annotations
@@ -142,6 +142,7 @@ class Reading:
         """Take one event; one that is illegal in the present state changes nothing."""
         match event:
             case Generate():
+                self._forget(now)
                 self.requests[event.id] = Request(event, list(event.prompt), now)
                 return self._pump()
             case StopGenerating(id=name):
@@ -304,10 +305,18 @@ class Reading:
             commands += self._let_go()
             self._go(_S.ENDED, "")
             return commands
+        self._forget(now)
         if self._owing and now >= self._repeat_at:
             self._repeat_at = now + REPEAT_AFTER
             commands += self._deploys()
         return commands + self._watch(now)
+
+    def _forget(self, now: float) -> None:
+        """Requests that ended, and that nobody has asked about for long."""
+        for name, request in list(self.requests.items()):
+            if request.done and now >= request.asked + IDLE:
+                self._idle_since = max(self._idle_since, request.asked)
+                del self.requests[name]
 
     def _last_asked(self) -> float:
         return max([self._idle_since, *(request.asked for request in self.requests.values())])

@@ -49,8 +49,9 @@ class Source:
 
 def homes_to_read(source: Source, offered: Sequence[PNodeInfo], avoid: Collection[PNodeId] = ()) -> Assignment:
     """Where its nodes go. Raises `DoesNotFit` that says for what it waits."""
-    able = [info for info in offered if info.pnode not in avoid] or list(offered)
     wanted = source.pnodes or 1
+    able = [info for info in offered if info.pnode not in avoid]
+    able = able if len(able) >= wanted else list(offered)
     if len(able) < wanted:
         raise DoesNotFit(f"it needs {wanted} PNode{'s' * (wanted > 1)} and {len(able)} can take work; start one with `dcnr-agent`")
     hosts = [Host(info.pnode, max(0, info.memory_total - info.memory_used), info.cores) for info in able]

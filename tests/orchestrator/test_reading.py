@@ -290,3 +290,15 @@ def test_it_waits_for_no_pnode_that_is_not_a_host() -> None:
     assert stage.give(Lost(other, "it died")) == []
     assert stage.reading.uses(host, stage.reading.newest_epoch)
     assert not stage.reading.uses(other, stage.reading.newest_epoch)
+
+
+def test_a_request_that_has_ended_is_forgotten_though_others_go_on() -> None:
+    """A minute after it was last asked about."""
+    stage = Stage("a")
+    stage.play(ask("short", limit=1), stage.offered())
+    stage.now = IDLE - 1
+    stage.play(ask("long", limit=1))
+    assert set(stage.reading.requests) == {"short", "long"}
+    stage.now = IDLE
+    stage.play(Tick())
+    assert set(stage.reading.requests) == {"long"}

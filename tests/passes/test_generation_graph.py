@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 
@@ -63,7 +65,7 @@ def test_a_head_that_computes_its_own_cost_is_the_linear_layer_in_it() -> None:
     assert (node.type, node.tied_to, node.output_shapes) == ("linear", "embedder", ((1, 11),))
 
 
-MIXING = {
+MIXING: dict[str, tuple[tuple[str, str, dict[str, Any]], str]] = {
     "attention that looks ahead": (("a", "attention", {"dim": 8, "num_heads": 2, "causal": "false"}), "not causal"),
     "a head that looks ahead": (("a", "attention_head", {"input_dim": 8, "head_dim": 8, "causal": "false"}), "not causal"),
     "a reshape": (("a", "reshape", {"shape": "[4, 8]"}), "another shape"),

@@ -28,6 +28,7 @@ from dcnr.agents.commands import (
     Job,
     Pass,
     Prepare,
+    Read,
     SendHop,
     SendReport,
     Settle,
@@ -195,7 +196,7 @@ class Agent(Process[Event, Command]):
 
     def perform(self, command: Command) -> None:
         match command:
-            case Pass() | Fold() | Abort() | Apply() | Settle() | Snapshot():
+            case Pass() | Fold() | Abort() | Apply() | Settle() | Snapshot() | Read():
                 self.runner.submit(command)
             case Prepare() | Install() | Evict():
                 self._setups.append(command)

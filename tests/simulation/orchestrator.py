@@ -31,6 +31,7 @@ from dcnr.orchestrator.commands import (
     ReadBatch,
     SendHop,
     SetPeers,
+    Spoke,
     WriteManifest,
 )  # fmt: skip
 from dcnr.orchestrator.commands import Store as StoreRecord
@@ -183,7 +184,7 @@ class Orchestrator(Process[Event, Command]):
                 self._write((BUCKETS[type(record)], key_of(record)), record)
             case Drop(bucket, key):
                 self._write((bucket, key), None)
-            case SetPeers() | Erase() | Answer():
+            case SetPeers() | Erase() | Answer() | Spoke():
                 pass
             case _:
                 assert_never(command)
