@@ -50,6 +50,7 @@ PURE = (
     "agents/commands.py",
     "agents/vnode.py",
     "agents/pnode.py",
+    "agents/reading.py",
     "agents/segment.py",
     "agents/routing.py",
     "orchestrator/events.py",
@@ -57,6 +58,10 @@ PURE = (
     "orchestrator/cluster.py",
     "orchestrator/fleet.py",
     "orchestrator/session.py",
+    "orchestrator/reading.py",
+    "orchestrator/readings.py",
+    "orchestrator/sampling.py",
+    "orchestrator/source.py",
     "orchestrator/deployment.py",
     "orchestrator/checkpoints.py",
     "orchestrator/watchdog.py",
@@ -67,6 +72,7 @@ PURE = (
     "orchestrator/state.py",
     "data/batches.py",
     "metrics/fold.py",
+    "text/answer.py",
 )
 IMPURE_IMPORTS = {
     "asyncio", "concurrent", "ctypes", "datetime", "io", "logging", "multiprocessing", "nats", "os", "pathlib", "random", "secrets",
