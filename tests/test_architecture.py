@@ -54,6 +54,7 @@ PURE = (
     "agents/commands.py",
     "agents/vnode.py",
     "agents/pnode.py",
+    "agents/reading.py",
     "agents/segment.py",
     "agents/evaluation.py",
     "agents/routing.py",
@@ -62,6 +63,10 @@ PURE = (
     "orchestrator/cluster.py",
     "orchestrator/fleet.py",
     "orchestrator/session.py",
+    "orchestrator/reading.py",
+    "orchestrator/readings.py",
+    "orchestrator/sampling.py",
+    "orchestrator/source.py",
     "orchestrator/deployment.py",
     "orchestrator/checkpoints.py",
     "orchestrator/watchdog.py",
@@ -76,6 +81,7 @@ PURE = (
     "metrics/peak.py",
     "client/rows.py",
     "client/answers.py",
+    "text/answer.py",
 )
 IMPURE_IMPORTS = {
     "asyncio", "concurrent", "ctypes", "datetime", "io", "logging", "multiprocessing", "nats", "os", "pathlib", "random", "secrets",

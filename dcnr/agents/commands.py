@@ -100,7 +100,24 @@ class Snapshot:
     step: int
 
 
-Job = Pass | Evaluate | Fold | Abort | Apply | Settle | Snapshot
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """A piece of the sequence in `slot`, from `position` on, goes forward through a segment. Answered by `ReadDone`.
+
+    `inputs` as the segment's external inputs. `caches`: keys and values are read and kept.
+    """
+
+    session: SessionId
+    epoch: Epoch
+    segment: int
+    slot: int
+    attempt: int
+    position: int
+    caches: bool
+    inputs: tuple[Array, ...]
+
+
+Job = Pass | Evaluate | Fold | Abort | Apply | Settle | Snapshot | Read
 
 
 @dataclass(frozen=True, slots=True)

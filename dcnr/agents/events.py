@@ -169,6 +169,20 @@ class SnapshotTaken:
     state: ScalerState
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadDone:
+    """A piece went through a segment: `outputs` as its external outputs. The rest is as in `commands.Read`."""
+
+    session: SessionId
+    epoch: Epoch
+    segment: int
+    slot: int
+    attempt: int
+    position: int
+    caches: bool
+    outputs: tuple[Handoff, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class JobFailed:
     """A job raised: one line that names the node, and the traceback. `world` as in `Failed`."""
@@ -217,6 +231,6 @@ class Tick:
     sending: Sending = frozenset()
 
 
-JobEvent = PassDone | Evaluated | Folded | Aborted | Applied | Settled | SnapshotTaken | JobFailed
+JobEvent = PassDone | Evaluated | Folded | Aborted | Applied | Settled | SnapshotTaken | ReadDone | JobFailed
 Setup = Prepared | Installed | SetupRefused | SetupFailed
 Event = Told | NameHeard | HopArrived | Setup | JobEvent | Uploaded | UploadFailed | Stop | Tick

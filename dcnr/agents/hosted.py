@@ -128,6 +128,11 @@ class HostedSession:
         """Its VNodes here."""
         return self.plan.routes.hosted if self.plan else ()
 
+    @property
+    def prepares(self) -> bool:
+        """Whether its part is still to be found out."""
+        return self.state is State.PREPARING
+
     def hosted(self, sending: bool) -> Hosted:
         """Where it stands, for the heartbeat; `sending`: hops of it are on their way. The attempt is the largest of undecided steps."""
         return Hosted(

@@ -20,7 +20,7 @@ from dcnr.network.load import load_graph
 from dcnr.nodes.base import Node
 from dcnr.optim.hyper import Hyper
 from dcnr.passes import prepare
-from dcnr.placement.cost import graph_costs
+from dcnr.placement.cost import graph_costs, reading_costs
 from dcnr.placement.memory import most_again
 
 
@@ -48,13 +48,15 @@ class Plan:
 
 def make_plan(deploy: Deploy, me: PNodeId) -> Plan:
     """The part of `me`. Raises `UserError` for a file that does not load, or an assignment that does not fit it."""
-    graph = prepare(load_graph(deploy.network_file, f"{deploy.network}.yml"), deploy.fuse)
+    graph = prepare(load_graph(deploy.network_file, f"{deploy.network}.yml"), deploy.fuse, deploy.purpose)
     assignment = {NodeId(node): pnode for node, pnode in deploy.assignment.items()}
     if assignment.keys() != graph.by_id.keys():
         odd = sorted(assignment.keys() ^ graph.by_id.keys())
         what = f"the assignment of session '{deploy.session}' and its network differ in {', '.join(odd)}"
         raise UserError(what, "run one version everywhere")
-    routes = find_routes(graph, assignment, me)
+    routes = find_routes(graph, assignment, me, deploy.reader)
+    if deploy.purpose == "generate":
+        return _to_generate(graph, routes, deploy, me)
     if deploy.decides and not routes.segments:
         raise UserError(f"network '{deploy.network}' has no cost, so there is nothing to train", "add a cost")
     rows = max(last - first for first, last in (micro_rows(deploy.batch, deploy.micro_batches, at) for at in range(deploy.micro_batches)))
@@ -64,6 +66,13 @@ def make_plan(deploy: Deploy, me: PNodeId) -> Plan:
     node_bytes = {name: costs[name].bytes for name in hosted}
     again = most_again(graph, {name: costs[name].again_bytes for name in hosted})
     return Plan(graph, routes, {name: instantiate(node) for name, node in hosted.items()}, node_bytes, hyper, again, _near(deploy, me))
+
+
+def _to_generate(graph: Graph, routes: Routes, deploy: Deploy, me: PNodeId) -> Plan:
+    """Weights, caches, and a window on its way; nothing runs again."""
+    costs = reading_costs(graph, deploy.batch)
+    nodes = {name: instantiate(graph.by_id[name]) for name in routes.hosted}
+    return Plan(graph, routes, nodes, {name: costs[name].bytes for name in nodes}, Hyper(), 0, _near(deploy, me))
 
 
 def _near(deploy: Deploy, me: PNodeId) -> frozenset[PNodeId]:

@@ -27,6 +27,7 @@ from dcnr.agents.events import (
     NameHeard,
     PassDone,
     Prepared,
+    ReadDone,
     Sending,
     Settled,
     SetupFailed,
@@ -38,7 +39,8 @@ from dcnr.agents.events import (
     Uploaded,
     UploadFailed,
 )
-from dcnr.agents.hosted import HostedSession, State
+from dcnr.agents.hosted import HostedSession
+from dcnr.agents.reading import HostedReading
 from dcnr.agents.telemetry import Telemetry
 from dcnr.bus.messages import CommandMessage, Complete, Decision, Deploy, Heartbeat, PNodeInfo, Refused, Save, StepMessage, Undeploy
 from dcnr.errors import InvariantError
@@ -52,11 +54,15 @@ SAME_AGE = 0.2
 """Seconds by which ages must differ to tell which process is the older one: more than a heartbeat is on its way."""
 
 
+Part = HostedSession | HostedReading
+"""What it has of a session: to train it, or to generate."""
+
+
 class PNode:
     """The machine of one agent process, born `now`. `info.memory_total` is what it may hold, in bytes."""
 
     def __init__(self, info: PNodeInfo, telemetry: Telemetry, now: float) -> None:
-        self.sessions: dict[SessionId, HostedSession] = {}
+        self.sessions: dict[SessionId, Part] = {}
         """In the order in which they are served next."""
         self.stopping = False
         self._me = info.pnode
@@ -109,6 +115,8 @@ class PNode:
                 return self._prepared(event)
             case Installed(name, epoch, tensors):
                 session = self._session(name, epoch)
+                if isinstance(session, HostedReading):
+                    return session.installed()
                 return session.installed(tensors, now) if session else []
             case SetupRefused(name, epoch, reason, damaged):
                 session = self._session(name, epoch)
@@ -117,10 +125,10 @@ class PNode:
                 session = self._session(name, epoch)
                 return session.failed(event, now) if session else []
             case Uploaded(name, epoch, step, part, state):
-                session = self._session(name, epoch)
+                session = self._trained(name, epoch)
                 return session.copies.uploaded(step, part, state) if session else []
             case UploadFailed(name, epoch, step, message):
-                session = self._session(name, epoch)
+                session = self._trained(name, epoch)
                 return session.copies.upload_failed(step, message) if session else []
             case Tick(sending):
                 return self._tick(sending, now)
@@ -136,13 +144,13 @@ class PNode:
             case Undeploy(name, epoch):
                 return self._undeploy(name, epoch)
             case Save(name, epoch, step):
-                session = self._session(name, epoch)
+                session = self._trained(name, epoch)
                 return session.save(step) if session else []
             case Decision():
-                session = self._session(message.session, message.epoch)
+                session = self._trained(message.session, message.epoch)
                 return session.decision(message, now) if session else []
             case Complete(name, epoch, step):
-                session = self._session(name, epoch)
+                session = self._trained(name, epoch)
                 if session:
                     session.copies.complete(step)
                 return []
@@ -156,6 +164,10 @@ class PNode:
         if session is None:
             return []
         session.answered()
+        if isinstance(event, JobFailed):
+            return session.failed(event, now)
+        if isinstance(session, HostedReading):
+            return session.done(event) if isinstance(event, ReadDone) else []
         match event:
             case PassDone():
                 return session.passed(event)
@@ -169,8 +181,8 @@ class PNode:
                 return session.settled(event, now)
             case SnapshotTaken():
                 return session.snapshot_taken(event)
-            case JobFailed():
-                return session.failed(event, now)
+            case ReadDone():
+                return []
             case _:
                 assert_never(event)
 
@@ -184,12 +196,15 @@ class PNode:
         if hosted and deploy.epoch == hosted.deploy.epoch:
             return hosted.deployed_again()
         commands = self._let_go(hosted) if hosted else []
-        self.sessions[deploy.session] = HostedSession(self._me, deploy, self.telemetry, _heritage(hosted, deploy))
+        if deploy.purpose == "generate":
+            self.sessions[deploy.session] = HostedReading(self._me, deploy, self.telemetry)
+        else:
+            self.sessions[deploy.session] = HostedSession(self._me, deploy, self.telemetry, _heritage(hosted, deploy))
         return [*commands, Prepare(deploy)]
 
     def _prepared(self, event: Prepared) -> list[Command]:
         session = self._session(event.deploy.session, event.deploy.epoch)
-        if session is None or session.state is not State.PREPARING:
+        if session is None or not session.prepares:
             return []
         free = self._memory - self.used
         if event.plan.bytes > free:
@@ -200,10 +215,10 @@ class PNode:
             return self._refuse(session, reason, damaged=False)
         session.prepared(event.plan)
         self.telemetry.vnodes.update(event.plan.node_bytes)
-        copy = session.copies.get(event.deploy.step)
+        copy = session.copies.get(event.deploy.step) if isinstance(session, HostedSession) else None
         return [Install(event.deploy, event.plan, copy.tensors if copy else {})]
 
-    def _refuse(self, session: HostedSession, reason: str, damaged: bool) -> list[Command]:
+    def _refuse(self, session: Part, reason: str, damaged: bool) -> list[Command]:
         deploy = session.deploy
         refused = Refused(self._me, deploy.session, deploy.epoch, reason, damaged)
         return [*self._let_go(session), SendReport(deploy.network, refused)]
@@ -213,13 +228,21 @@ class PNode:
         self._gone[name] = Epoch(max(epoch, self._gone.get(name, -1)))
         return self._let_go(hosted) if hosted and hosted.deploy.epoch <= epoch else []
 
-    def _let_go(self, hosted: HostedSession) -> list[Command]:
+    def _let_go(self, hosted: Part) -> list[Command]:
         del self.sessions[hosted.deploy.session]
         for node in hosted.nodes:
             self.telemetry.vnodes.pop(node, None)
         return [Evict(hosted.deploy.session, hosted.deploy.epoch)]
 
-    def _session(self, name: SessionId, epoch: Epoch) -> HostedSession | None:
+    def _trained(self, name: SessionId, epoch: Epoch) -> HostedSession | None:
+        """The same of one that trains: whatever else is asked for what only training has breaks the protocol."""
+        part = self._session(name, epoch)
+        if isinstance(part, HostedReading):
+            self.telemetry.drop("malformed")
+            return None
+        return part
+
+    def _session(self, name: SessionId, epoch: Epoch) -> Part | None:
         hosted = self.sessions.get(name)
         if hosted is not None and hosted.deploy.epoch == epoch:
             return hosted
@@ -264,9 +287,9 @@ class PNode:
         return None
 
 
-def _heritage(older: HostedSession | None, deploy: Deploy) -> Copy | None:
+def _heritage(older: Part | None, deploy: Deploy) -> Copy | None:
     """What a part takes over of the older one: its copy of the state to begin with, if it is of the same training."""
-    if older is None or _training(older.deploy) != _training(deploy):
+    if not isinstance(older, HostedSession) or _training(older.deploy) != _training(deploy):
         return None
     return older.copies.get(deploy.step)
 

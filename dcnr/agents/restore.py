@@ -48,7 +48,7 @@ async def find_storage(deploy: Deploy, find: Open = open_storage) -> SetupRefuse
 
 async def restore(deploy: Deploy, plan: Plan, kept: Tensors, find: Open = open_storage) -> Tensors | SetupRefused | None:
     """The canonical tensors that `plan` begins with, of which `kept` need not be read; None to begin with the seed."""
-    names = tensor_names(plan.graph, plan.nodes, plan.hyper)
+    names = tensor_names(plan.graph, plan.nodes, plan.hyper if deploy.purpose == "train" else None)
     missing = [name for name in names if name not in kept]
     if not missing:
         return {name: kept[name] for name in names}

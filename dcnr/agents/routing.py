@@ -129,9 +129,9 @@ class Routes:
         return {entry.use: Local(segment.index, index) for segment in self.segments for index, entry in enumerate(segment.incoming)}
 
 
-def find_routes(graph: Graph, assignment: Mapping[NodeId, PNodeId], pnode: PNodeId) -> Routes:
-    """The routes of `pnode`'s part of `graph`."""
-    return _Router(graph, assignment).routes(pnode)
+def find_routes(graph: Graph, assignment: Mapping[NodeId, PNodeId], pnode: PNodeId, reader: PNodeId | None = None) -> Routes:
+    """The routes of `pnode`'s part of `graph`. `reader` gets the declared outputs."""
+    return _Router(graph, assignment, reader).routes(pnode)
 
 
 def cost_nodes(graph: Graph) -> tuple[NodeId, ...]:
@@ -146,8 +146,9 @@ def sends_gradient(node: GraphNode, slot: int) -> bool:
 
 
 class _Router:
-    def __init__(self, graph: Graph, assignment: Mapping[NodeId, PNodeId]) -> None:
+    def __init__(self, graph: Graph, assignment: Mapping[NodeId, PNodeId], reader: PNodeId | None) -> None:
         self.graph = graph
+        self.reader = reader
         self.assignment = assignment
         self.segments: tuple[Segment, ...] = cut_segments(graph, assignment)
         self.segment_of = {node: segment for segment in self.segments for node in segment.nodes}
@@ -212,6 +213,11 @@ class _Router:
                     local.append(Local(other.index, index))
                 else:
                     remote.setdefault(other.pnode, []).extend((consumer.node, consumer.slot) for consumer in entry.consumers)
+        reader = self.reader
+        if reader is not None:
+            for sink in self.graph.outputs:
+                if not self._outside(segment, sink.port):
+                    found.setdefault(sink.port, ([], {}))[1][reader] = [(NodeId(reader), 0)]
         return tuple(
             ExternalOutput(port, tuple(local), tuple(Remote(pnode, tuple(targets)) for pnode, targets in remote.items()))
             for port, (local, remote) in found.items()

@@ -13,11 +13,12 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import assert_never
 
-from dcnr.agents.commands import Abort, Apply, Evaluate, Fold, Job, Pass, Settle, Snapshot
+from dcnr.agents.commands import Abort, Apply, Evaluate, Fold, Job, Pass, Read, Settle, Snapshot
 from dcnr.agents.crew import Crew
 from dcnr.agents.ending import Later, Settlement
-from dcnr.agents.events import Aborted, Applied, Evaluated, Folded, JobEvent, JobFailed, PassDone, Settled, SnapshotTaken
+from dcnr.agents.events import Aborted, Applied, Evaluated, Folded, JobEvent, JobFailed, PassDone, ReadDone, Settled, SnapshotTaken
 from dcnr.agents.execution import Execution, Losses
+from dcnr.agents.forward import Forward
 from dcnr.agents.plan import Plan
 from dcnr.backends.base import Backend, HostArray
 from dcnr.bus.messages import Deploy
@@ -36,6 +37,7 @@ class Runner:
         self._thread = ThreadPoolExecutor(1, "dcnr-compute")
         self._waiter = None if backend.runs_shards else ThreadPoolExecutor(1, "dcnr-device")
         self._executions: dict[tuple[SessionId, Epoch], Execution] = {}
+        self._forwards: dict[tuple[SessionId, Epoch], Forward] = {}
         self._last: Future[None] | None = None
         """What the thread does at the very end, once it is to end."""
 
@@ -69,12 +71,18 @@ class Runner:
             self._waiter.shutdown(wait=False, cancel_futures=True)
 
     def _load(self, deploy: Deploy, plan: Plan, saved: Mapping[str, HostArray] | None) -> None:
+        if deploy.purpose == "generate":
+            forward = Forward(self._backend, plan)
+            forward.load(saved)
+            self._forwards[deploy.session, deploy.epoch] = forward
+            return
         execution = Execution(self._backend, self._crew, deploy, plan)
         execution.load(saved)
         self._executions[deploy.session, deploy.epoch] = execution
 
     def _drop(self, session: SessionId, epoch: Epoch) -> None:
         self._executions.pop((session, epoch), None)
+        self._forwards.pop((session, epoch), None)
 
     def _start(self, job: Job) -> None:
         """On the compute thread: issue the work, and answer, or let the other thread answer when the device is done."""
@@ -90,8 +98,11 @@ class Runner:
             self._waiter.submit(self._answer, job, later)
 
     def _issue(self, job: Job) -> Later[JobEvent]:
-        execution = self._executions[job.session, job.epoch]
         of = (job.session, job.epoch)
+        if isinstance(job, Read):
+            read = self._forwards[of].read(job)
+            return lambda: ReadDone(*of, job.segment, job.slot, job.attempt, job.position, job.caches, read())
+        execution = self._executions[of]
         match job:
             case Pass(_, _, segment, step, micro, attempt=attempt):
                 passed = execution.run(job)

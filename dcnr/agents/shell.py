@@ -30,6 +30,7 @@ from dcnr.agents.commands import (
     Install,
     Pass,
     Prepare,
+    Read,
     SendHop,
     SendReport,
     Settle,
@@ -228,7 +229,7 @@ class Service:
     def perform(self, command: Command) -> None:
         """Do one thing, or start it."""
         match command:
-            case Pass() | Evaluate() | Fold() | Abort() | Apply() | Settle() | Snapshot():
+            case Pass() | Evaluate() | Fold() | Abort() | Apply() | Settle() | Snapshot() | Read():
                 self._runner.submit(command)
             case Prepare() | Install():
                 self._setups.put_nowait(command)

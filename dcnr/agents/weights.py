@@ -144,14 +144,30 @@ class Weights:
         return self._backend.empty((self._shards, *parameter.shape), "float32")
 
 
-def tensor_names(graph: Graph, nodes: Mapping[NodeId, Node], hyper: Hyper) -> list[str]:
-    """The canonical tensors that `nodes` need from a checkpoint."""
+def read_only(
+    backend: Backend, graph: Graph, nodes: Mapping[NodeId, Node], saved: Mapping[str, HostArray]
+) -> dict[NodeId, dict[str, Array]]:
+    """What each of `nodes` reads, by parameter name, and nothing that trains it: from canonical tensors."""
+    params = {
+        name: {parameter.name: backend.from_host(_joined(saved, parameter, ""), graph.by_id[name].param_precision)
+               for parameter in node.parameters}
+        for name, node in nodes.items()
+    }  # fmt: skip
+    for name in nodes:
+        owner = graph.by_id[name].tied_to
+        if owner is not None:
+            params[name][TIED] = params[owner][TIED]
+    return params
+
+
+def tensor_names(graph: Graph, nodes: Mapping[NodeId, Node], hyper: Hyper | None) -> list[str]:
+    """The canonical tensors that `nodes` need from a checkpoint; without `hyper` the weights alone."""
     return [
         f"{part.node}.{part.name}{suffix}"
         for name, node in nodes.items()
         for parameter in node.parameters
         for part in parameter.parts
-        for suffix in ("", *(f":{moment}" for moment in moments_of(hyper, graph.by_id[name].config)))
+        for suffix in ("", *(f":{moment}" for moment in (moments_of(hyper, graph.by_id[name].config) if hyper else ())))
     ]
 
 

@@ -9,7 +9,7 @@ Rule 4: same inputs, same bits: no atomics, sums in a fixed order.
 Rule 5: what a backend cannot do raises `BackendUnavailable`; nothing falls back to a slow path in silence.
 
 Shape suffixes: B batch rows, T positions, R = product of all leading axes, I inputs, O outputs, D width, V vocabulary,
-H heads, F features, N numbers of elements. Weights are [out, in], as PyTorch stores them.
+H heads, F features, S kept positions, E features kept of each, N numbers of elements. Weights are [out, in], as PyTorch stores them.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ class Philox(NamedTuple):
 
 
 class Rope(NamedTuple):
-    """Rotary embedding (Su et al. 2021) of neighbouring pairs (2i, 2i+1), positions counted from 0."""
+    """Rotary embedding (Su et al. 2021) of neighbouring pairs (2i, 2i+1). `first`: the position of the first row."""
 
     theta: float
+    first: int = 0
 
 
 class AdamStep(NamedTuple):
@@ -284,7 +285,7 @@ class Backend(Protocol):
         ...
 
     def rotate(self, x_BTD: Array, rope: Rope, backward: bool = False) -> Array:
-        """Turn pair (2i, 2i+1) of position t by t * theta**(-2i/D) (by the negative angle: the backward)."""
+        """Turn pair (2i, 2i+1) of row t by (first + t) * theta**(-2i/D) (by the negative angle: the backward)."""
         ...
 
     def causal_mask(self, x: Array, fill: float) -> Array:
@@ -357,6 +358,15 @@ class Backend(Protocol):
         """Softmax attention, scale 1/sqrt(head_dim), of qkv + bias. F = 3 * heads * head_dim columns: all of q (head after head), k, v.
 
         `qkv` is given away: it may be overwritten. Returns (o [B, T, heads * head_dim], what the backward needs).
+        """
+        ...
+
+    def attention_cached(self, qkv_BTF: Array, bias_F: Array | None, heads: int, rope: Rope | None, into_BSE: Array, first: int) -> Array:
+        """Causal attention of positions `first`, `first` + 1, … over themselves and those before them, whose keys and values are kept.
+
+        `into` has S >= first + T rows of E = 2 * heads * head_dim columns: all of k with its bias and turned, all of v with its bias.
+        Rows before `first` are read, those of the new positions written, later ones left alone. `rope.first` counts for nothing here.
+        `qkv` is given away. Returns o [B, T, heads * head_dim].
         """
         ...
 

@@ -17,11 +17,20 @@ A training step, seen from the wire:
 8. a step that lost a message is fed again with `attempt` + 1: a PNode that hears of a newer attempt forgets what it has of the older one
 9. between two steps, trainer -> `Hop` (eval) with ids and targets of the validation split, forward only; cost's PNode -> `EvalLoss`
 10. whatever else goes wrong: `Deploy` with a newer epoch, from the newest checkpoint; a PNode goes back to its own copy where it has one
+
+Text, seen from the wire (`Deploy.purpose` is `generate`; forward hops only):
+
+1. orchestrator -> `Hop` (source `trainer`) with a piece of a sequence, ids [1, n], to each embedder: `micro` is the slot of the sequence,
+   `step` the position of the first id. A piece at position 0 begins an `attempt`, and makes all older ones of its slot nothing
+2. PNode -> PNode `Hop` between segments, under the same three numbers
+3. the PNode of the logits -> `Hop` to `Deploy.reader`, who picks the next id: that is the next piece. A lost message: the sequence is read
+   anew from position 0, as the next attempt
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from dcnr.bus.subjects import Phase
 from dcnr.ids import NEVER, Epoch, NetworkId, NodeId, PNodeId, SessionId
@@ -70,6 +79,8 @@ class Hop:
     nbytes: int = 0
     checksum: int = 0
     version: int = VERSION
+    caches: bool = False
+    """Generation: keys and values of this attempt are kept, so that its next piece may begin at the next position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +191,7 @@ class Deploy:
     `checkpoint`: storage key of the manifest to load from; None starts from the seed. `step`: optimizer steps already done.
     `hyper`: fields of `optim.hyper.Hyper`. `state`: fields of `optim.decide.ScalerState`.
     `probe`: a blob that must be in `storage`, as seen from the PNode; None where storage cannot differ from host to host.
+    `purpose`: to generate, weights alone are loaded, `batch` sequences have a slot each, and `reader` gets the logits.
     """
 
     network: NetworkId
@@ -200,6 +212,8 @@ class Deploy:
     checkpoint: str | None
     decides: bool
     probe: str | None = None
+    purpose: Literal["train", "generate"] = "train"
+    reader: PNodeId | None = None
 
 
 @dataclass(frozen=True, slots=True)

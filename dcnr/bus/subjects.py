@@ -12,6 +12,8 @@ MetricKind = Literal["step", "session", "validation", "pnode", "log"]
 HEARTBEATS = "dcnr.pnode.*.heartbeat"
 REPORTS = "dcnr.net.*.report"
 METRICS = "dcnr.metrics.>"
+ANY_NETWORK = NetworkId("*")
+"""Of a subscription to hops: those of every network."""
 DISCONNECTS = "dcnr.server.disconnect"
 """The server's own news of closed connections, where its configuration grants them."""
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import click
 
 from dcnr.cli.client import run
+from dcnr.cli.generate import stream, write
 from dcnr.cli.output import Command, data_dir_option, example
-from dcnr.cli.sample import sample_text
 from dcnr.cli.source import shipped
 from dcnr.cli.train import TrainPlan, start_training
+from dcnr.client.cluster import Cluster
 from dcnr.ids import SessionId
 from dcnr.text.preprocess import standard_library_files
 
@@ -41,10 +42,14 @@ async def _demo(data_dir: Path) -> None:
     click.echo(f"network:  {network}")
     click.echo(f"cluster:  nats-server, orchestrator and {AGENTS} agents, logs in {data_dir / 'logs'}")
     click.echo(f"training: {STEPS} steps of {BATCH} rows, session {session}")
-    await start_training(demo_plan(data_dir, network, session))
-    click.echo(f"\nthe network continues {PROMPT!r}:\n")
-    click.echo(await sample_text(data_dir, session, PROMPT, SAMPLE_TOKENS, TEMPERATURE))
-    click.echo("\nnow with a text of yours: dcnr train networks/tiny.yml --text PATH --local 3")
+
+    async def sample(cluster: Cluster) -> None:
+        click.echo(f"\nthe network continues {PROMPT!r}:\n")
+        write(PROMPT)
+        await stream(cluster, {"session": session, "prompt": PROMPT, "max_tokens": SAMPLE_TOKENS, "temperature": TEMPERATURE}, write)
+
+    await start_training(demo_plan(data_dir, network, session), sample)
+    click.echo("\n\nnow with a text of yours: dcnr train networks/tiny.yml --text PATH --local 3")
 
 
 def demo_plan(data_dir: Path, network: Path, session: SessionId) -> TrainPlan:

@@ -22,6 +22,8 @@ COMMANDS = {
     "tokenizer": ("dcnr.cli.tokenizer:tokenizer", "Train and use tokenizers."),
     "dataset": ("dcnr.cli.dataset:dataset", "Make and look at datasets."),
     "train": ("dcnr.cli.train:train", "Train a network and watch it learn."),
+    "generate": ("dcnr.cli.generate:generate", "Let a trained network go on with a text."),
+    "chat": ("dcnr.cli.chat:chat", "Talk to a trained network, line by line."),
     "session": ("dcnr.cli.session:session", "List, watch, suspend, resume, divide anew and delete training runs."),
     "pnode": ("dcnr.cli.pnode:pnode", "List and drain the processes that host VNodes."),
     "metrics": ("dcnr.cli.metrics:metrics", "Follow live metrics."),

@@ -8,7 +8,7 @@ Rule 3: Ctrl-C with `--local` writes a checkpoint and stops the cluster; without
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,8 +100,8 @@ def train(csv: Path | None, tensorboard: Path | None, wandb: str | None, **optio
     run(start_training(TrainPlan(**options, outputs=OutputPlan(csv, tensorboard, wandb))))
 
 
-async def start_training(plan: TrainPlan) -> None:
-    """The whole command."""
+async def start_training(plan: TrainPlan, then: Callable[[Cluster], Awaitable[None]] | None = None) -> None:
+    """The whole command; `then` is done while its cluster is still there."""
     hyper = parse_settings(plan.settings)
     _check(plan)
     source = read_source(plan.network) if is_file(plan.network) else None
@@ -116,8 +116,14 @@ async def start_training(plan: TrainPlan) -> None:
         if source is None or dataset is None:
             source = await fetch_source(cluster, plan.network)
             dataset = await _dataset(plan, source)
-        training = _train(plan, cluster, source, dataset, hyper, name, writers)
-        await (local.run_beside(training, lambda line: click.echo(line, err=True)) if local else training)
+        work = _both(_train(plan, cluster, source, dataset, hyper, name, writers), None if then is None else then(cluster))
+        await (local.run_beside(work, lambda line: click.echo(line, err=True)) if local else work)
+
+
+async def _both(training: Awaitable[None], then: Awaitable[None] | None) -> None:
+    await training
+    if then is not None:
+        await then
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:

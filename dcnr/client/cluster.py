@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +30,7 @@ from dcnr.client.answers import (
     read_all,
 )
 from dcnr.client.follow import Follower, follower
-from dcnr.client.generation import GenerateOptions, generate
+from dcnr.client.generation import GenerateOptions, Piece, generate
 from dcnr.client.session import Session
 from dcnr.errors import NotFound, UserError
 from dcnr.ids import SessionId, check_id
@@ -146,9 +146,16 @@ class Cluster:
             self._listening.push_async_callback(listening.pop_all().aclose)
         return Session(self._bus, name, self._listen, heard)
 
-    def generate(self, session: str, prompt: str, **options: Unpack[GenerateOptions]) -> AsyncGenerator[str, None]:
+    async def generate(self, session: str, prompt: str, **options: Unpack[GenerateOptions]) -> AsyncGenerator[str, None]:
         """The text that follows `prompt` by the newest checkpoint of `session`, piece by piece as it comes."""
-        return generate(self._bus, session, prompt, options)
+        async with aclosing(self.pieces(session=session, prompt=prompt, **options)) as pieces:
+            async for piece in pieces:
+                if piece.text:
+                    yield piece.text
+
+    def pieces(self, **wanted: object) -> AsyncGenerator[Piece, None]:
+        """The same with where it stands; `wanted` are the fields of the verb `generate`."""
+        return generate(self._bus, wanted)
 
     async def _listen(self, name: SessionId) -> Follower:
         return await self._listening.enter_async_context(follower(self._bus, name))

@@ -17,7 +17,7 @@ from typing import Any, TypedDict
 from dcnr.bus.api import call
 from dcnr.bus.base import Bus
 from dcnr.client.answers import read
-from dcnr.errors import BusUnavailable, DcnrError, NotFound, WorldError
+from dcnr.errors import BusUnavailable, DcnrError, NotFound, UserError, WorldError
 
 PATIENCE = 60.0
 BEGINNINGS = 3
@@ -49,25 +49,43 @@ class GenerateOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What has come since the last question. `after`: where the next one goes on."""
+    """What has come since the last question, and where the request stands.
+
+    `after`: where the next question goes on. `tokens` were generated and `positions` read so far. `reason`: why it ended, if it is `done`.
+    `waits`: why nothing comes, if so.
+    """
 
     text: str
     after: int
+    tokens: int
+    positions: int
     done: bool
     failed: bool
     reason: str
+    waits: str
 
 
-async def generate(bus: Bus, session: str, prompt: str, options: GenerateOptions) -> AsyncGenerator[str, None]:
-    """The text that follows `prompt`. Raises `DcnrError` if it cannot go on."""
-    asked = {"session": session, "prompt": prompt, **options}
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A request, and what is read for it."""
+
+    request: str
+    session: str
+    step: int
+
+
+async def generate(bus: Bus, wanted: Mapping[str, object]) -> AsyncGenerator[Piece, None]:
+    """The pieces of the text that `wanted`, the fields of the verb, asks for. Raises what refuses it, `UserError` if it cannot go on."""
+    asked = dict(wanted)
     request: str | None = None
     after = beginnings = 0
     try:
         while True:
             if request is None:
                 beginnings += 1
-                request = (await _ask(bus, "generate", asked))["request"]
+                begun = read(_Begun, await _ask(bus, "generate", asked))
+                request = begun.request
+                asked |= {"session": begun.session, "step": begun.step}  # a newer checkpoint would go on with another text
             try:
                 piece = read(Piece, await _ask(bus, "generate.next", {"request": request, "after": after}))
             except NotFound:
@@ -75,13 +93,15 @@ async def generate(bus: Bus, session: str, prompt: str, options: GenerateOptions
                 if beginnings >= BEGINNINGS:
                     raise
                 continue
+            after = piece.after
             if piece.text:
-                after, beginnings = piece.after, 1
-                yield piece.text
+                beginnings = 1
             if piece.done:
                 request = None
-                if piece.failed:
-                    raise DcnrError(f"the text of session {session} could not be gone on with: {piece.reason}")
+            if piece.failed:
+                raise UserError(f"the text of session {begun.session} could not be gone on with: {piece.reason}")
+            yield piece
+            if piece.done:
                 return
     finally:
         if request is not None:

@@ -49,7 +49,7 @@ def _verify_sinks(graph: Graph) -> None:
         if not _exists(graph, sink.port):
             raise InvariantError(f"network '{graph.name}': sink '{sink.name}' reads {sink.port}, which does not exist")
     costs = {node.id for node in graph.nodes if is_cost(NODE_TYPES[node.type])}
-    if not costs or costs != {sink.port.node for sink in graph.costs}:
+    if not (costs or graph.outputs) or costs != {sink.port.node for sink in graph.costs}:
         raise InvariantError(f"network '{graph.name}': its costs are {sorted(costs)}, not those it lists")
 
 

@@ -104,7 +104,11 @@ class Attention:
         rows, length, width = x_BTI.shape
         qkv_RF, _ = env.backend.linear(x_BTI.reshape(-1, width), env.params["qkv_weight"], None)
         qkv_BTF = qkv_RF.reshape(rows, length, -1)
-        o_BTD, saved = env.backend.attention(qkv_BTF, env.params.get("qkv_bias"), self.heads, self.causal, self.rope)
+        bias, saved = env.params.get("qkv_bias"), ()
+        if env.cache is None:
+            o_BTD, saved = env.backend.attention(qkv_BTF, bias, self.heads, self.causal, self.rope)
+        else:
+            o_BTD = env.backend.attention_cached(qkv_BTF, bias, self.heads, self.rope, env.cache, env.position)
         kept = (x_BTI, o_BTD, *saved)
         if not self.projects:
             return (o_BTD,), kept
@@ -157,6 +161,34 @@ def _flops(config: AttentionKeys, length: int, width: int) -> int:
 def _keeps(length: int, heads: int, width: int) -> Keeps:
     """Its input; q, k and v; its output; the log-sum-exp of every row and head."""
     return Keeps(inputs=(0,), outputs=(0,), own=3 * length * width, floats=heads * length)
+
+
+def _looks_ahead(config: AttentionKeys) -> str | None:
+    return None if config.causal else "its attention is not causal, so what it says of a position changes with those that follow"
+
+
+def _head_mixes(config: AttentionHeadConfig, inputs: tuple[Shape, ...]) -> str | None:
+    return _looks_ahead(config)
+
+
+def _head_cache(config: AttentionHeadConfig, inputs: tuple[Shape, ...]) -> Shape:
+    return (inputs[0][0], 2 * config.head_dim)
+
+
+def _mixes(config: AttentionConfig, inputs: tuple[Shape, ...]) -> str | None:
+    return _looks_ahead(config)
+
+
+def _cache(config: AttentionConfig, inputs: tuple[Shape, ...]) -> Shape:
+    return (inputs[0][0], 2 * config.width)
+
+
+def _fused_mixes(config: FusedHeadsConfig, inputs: tuple[Shape, ...]) -> str | None:
+    return _looks_ahead(config.head)
+
+
+def _fused_cache(config: FusedHeadsConfig, inputs: tuple[Shape, ...]) -> Shape:
+    return (inputs[0][0], 2 * config.heads * config.head.head_dim)
 
 
 def _head_shapes(config: AttentionHeadConfig, inputs: tuple[Shape | None, ...]) -> tuple[Shape, ...]:
@@ -229,18 +261,19 @@ def _fused_build(args: BuildArgs) -> Node:
 
 ATTENTION_HEAD = NodeType(
     name="attention_head", aliases=("singleheadattention",), config=AttentionHeadConfig, inputs=one, outputs=one,
-    shapes=_head_shapes, build=_head_build, flops=_head_flops, keeps=_head_keeps,
+    shapes=_head_shapes, build=_head_build, flops=_head_flops, keeps=_head_keeps, mixes=_head_mixes, cache=_head_cache,
     summary="One head of self-attention: [seq, input_dim] → [seq, head_dim].",
 )  # fmt: skip
 
 ATTENTION = NodeType(
     name="attention", aliases=("multiheadattention",), config=AttentionConfig, inputs=one, outputs=one,
-    shapes=_shapes, build=_build, flops=_attention_flops, keeps=_attention_keeps,
+    shapes=_shapes, build=_build, flops=_attention_flops, keeps=_attention_keeps, mixes=_mixes, cache=_cache,
     summary="Multi-head self-attention: [seq, dim] → [seq, num_heads * head_dim], or [seq, dim] with output_projection.",
 )  # fmt: skip
 
 FUSED_HEADS = NodeType(
     name="fused_heads", aliases=(), config=FusedHeadsConfig, inputs=one, outputs=one,
-    shapes=_fused_shapes, build=_fused_build, flops=_fused_flops, keeps=_fused_keeps, internal=True,
+    shapes=_fused_shapes, build=_fused_build, flops=_fused_flops, keeps=_fused_keeps, mixes=_fused_mixes, cache=_fused_cache,
+    internal=True,
     summary="A broadcast, equal heads and a stack, merged into one attention.",
 )  # fmt: skip

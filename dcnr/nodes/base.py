@@ -70,6 +70,10 @@ class Env:
     weight: Scalar
     """Costs: 1 / counted targets of the whole step."""
     loss_scale: Scalar
+    position: int = 0
+    """Of the first row of every sequence; only generation begins elsewhere."""
+    cache: Array | None = None
+    """Generation: the keys and values of the positions so far, [rows, *NodeType.cache]; None where every position comes at once."""
 
     def philox(self, stream: int, x: Array) -> Philox:
         """The mask source for `x` [rows, …] of the node whose id hashes to `stream`."""

@@ -47,8 +47,12 @@ class Embedder:
     def forward(self, env: Env, inputs: tuple[Array, ...]) -> tuple[tuple[Array, ...], Saved]:
         """ids [B, T] → [B, T, D]."""
         (ids_BT,) = inputs
-        y_BTD = env.backend.embedding(ids_BT, env.params["weight"], env.params.get("position_weight"), env.activation)
-        return (y_BTD if self.rope is None else env.backend.rotate(y_BTD, self.rope),), (ids_BT,)
+        positions, rope = env.params.get("position_weight"), self.rope
+        if env.position:
+            positions = None if positions is None else positions[env.position :]
+            rope = None if rope is None else rope._replace(first=env.position)
+        y_BTD = env.backend.embedding(ids_BT, env.params["weight"], positions, env.activation)
+        return (y_BTD if rope is None else env.backend.rotate(y_BTD, rope),), (ids_BT,)
 
     def backward(self, env: Env, saved: Saved, grads: tuple[Array | None, ...]) -> tuple[Array | None, ...]:
         """Ids have no gradient; the two tables' gradients go to their accumulators."""

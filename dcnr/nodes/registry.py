@@ -13,7 +13,7 @@ from dcnr.nodes.linear import LINEAR, LINEAR_ACTIVATION
 from dcnr.nodes.norm import LAYERNORM
 from dcnr.nodes.residual import RESIDUAL_NORM
 from dcnr.nodes.spec import NodeType
-from dcnr.nodes.structure import ADD, BROADCAST, MASK, RESHAPE, SPLIT, STACK
+from dcnr.nodes.structure import ADD, BROADCAST, LAST_POSITION, MASK, RESHAPE, SPLIT, STACK
 from dcnr.nodes.text import DETOKENIZER, TOKENIZER
 
 _ROWS = (
@@ -22,7 +22,7 @@ _ROWS = (
     BROADCAST, SPLIT, STACK, ADD, RESHAPE, MASK,
     TOKENIZER, DETOKENIZER,
     COST, TIED_LM_HEAD_CE,
-    FUSED_HEADS, FUSED_LM_HEAD, LINEAR_ACTIVATION, DROPOUT_ADD, RESIDUAL_NORM,
+    FUSED_HEADS, FUSED_LM_HEAD, LINEAR_ACTIVATION, DROPOUT_ADD, RESIDUAL_NORM, LAST_POSITION,
 )  # fmt: skip
 
 NODE_TYPES: Mapping[str, NodeType] = MappingProxyType({row.name: row for row in _ROWS})

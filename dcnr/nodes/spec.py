@@ -108,6 +108,16 @@ def keeps_input(config: Any, inputs: tuple[Shape, ...], outputs: tuple[Shape, ..
     return Keeps(inputs=(0,))
 
 
+def by_position(config: Any, inputs: tuple[Shape, ...]) -> str | None:
+    """For nodes that treat every position of a sequence by itself."""
+    return None
+
+
+def no_cache(config: Any, inputs: tuple[Shape, ...]) -> Shape | None:
+    """For nodes that need no earlier position."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class NodeType:
     """One row of NODE_TYPES. The callables get a config of the row's own class, which is why it is `Any` here.
@@ -116,6 +126,8 @@ class NodeType:
     `feeds[slot]` says what the trainer sends into a slot that no edge serves (None: an edge is needed). `shapes(config, input_shapes)`
     gives the output shapes or raises `ShapeError`; an input shape is None where the trainer feeds it.
     `flops(config, input_shapes, output_shapes)` is of one forward of one row, and `keeps` what it leaves for its backward.
+    `mixes(config, input_shapes)` says why what it gives for a position needs more than that position and what its cache has of earlier
+    ones, None if it does not; `cache` is the shape of that cache, of one row.
     """
 
     name: str
@@ -128,6 +140,8 @@ class NodeType:
     flops: Callable[[Any, tuple[Shape, ...], tuple[Shape, ...]], int]
     feeds: tuple[FeedKind | None, ...] = ()
     keeps: Callable[[Any, tuple[Shape, ...], tuple[Shape, ...]], Keeps] = keeps_nothing
+    mixes: Callable[[Any, tuple[Shape, ...]], str | None] = by_position
+    cache: Callable[[Any, tuple[Shape, ...]], Shape | None] = no_cache
     text_only: bool = False
     """Works on text (tokenizer, detokenizer): not part of a training step."""
     internal: bool = False

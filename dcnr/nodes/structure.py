@@ -11,6 +11,7 @@ from typing import Literal, Self
 from pydantic import AliasChoices, Field, model_validator
 
 from dcnr.backends.base import Array
+from dcnr.errors import InvariantError
 from dcnr.nodes.activation import stream_of
 from dcnr.nodes.base import Env, Node, Parameter, Saved, Shape
 from dcnr.nodes.rules import axis_of, elements, flops_per_element, known, many, no_flops, one, refuse
@@ -208,6 +209,43 @@ class RandomMask:
         return env.backend.random_mask(x, self.rate, env.philox(self.stream, x))
 
 
+@dataclass(frozen=True, slots=True)
+class LastPosition:
+    """What comes after it is of interest for the last position only."""
+
+    width: int
+    parameters: tuple[Parameter, ...] = ()
+
+    def forward(self, env: Env, inputs: tuple[Array, ...]) -> tuple[tuple[Array, ...], Saved]:
+        """[1, T, D] → [1, 1, D]."""
+        x_TD = inputs[0].reshape(-1, self.width)
+        return (x_TD[x_TD.shape[0] - 1 :].reshape(1, 1, self.width),), ()
+
+    def backward(self, env: Env, saved: Saved, grads: tuple[Array | None, ...]) -> tuple[Array | None, ...]:
+        """Only generation has this node."""
+        raise InvariantError("last_position takes no part in training")
+
+
+def _last_shapes(config: NodeConfig, inputs: tuple[Shape | None, ...]) -> tuple[Shape, ...]:
+    return ((1, known(inputs[0])[-1]),)
+
+
+def _build_last(args: BuildArgs) -> Node:
+    return LastPosition(args.input_shapes[0][-1])
+
+
+def _split_mixes(config: SplitConfig | StackConfig, inputs: tuple[Shape, ...]) -> str | None:
+    return "it works along the axis of positions" if axis_of(config.axis, inputs[0]) == 0 else None
+
+
+def _reshape_mixes(config: ReshapeConfig, inputs: tuple[Shape, ...]) -> str | None:
+    return "it gives numbers another shape, in which positions are not told apart"
+
+
+def _mask_mixes(config: MaskConfig, inputs: tuple[Shape, ...]) -> str | None:
+    return "its mask depends on where a number stands in the whole" if config.kind == "causal" else None
+
+
 def _broadcast_shapes(config: BroadcastConfig, inputs: tuple[Shape | None, ...]) -> tuple[Shape, ...]:
     return (known(inputs[0]),) * config.num_outputs
 
@@ -317,11 +355,12 @@ BROADCAST = NodeType(
 )  # fmt: skip
 SPLIT = NodeType(
     name="split", aliases=(), config=SplitConfig, inputs=one, outputs=_split_outputs, shapes=_split_shapes,
-    build=_build_split, flops=no_flops, keeps=_split_keeps, summary="Cuts an axis into num_outputs equal pieces, or into sizes.",
+    build=_build_split, flops=no_flops, keeps=_split_keeps, mixes=_split_mixes,
+    summary="Cuts an axis into num_outputs equal pieces, or into sizes.",
 )  # fmt: skip
 STACK = NodeType(
     name="stack", aliases=("concat", "concatenate"), config=StackConfig, inputs=many, outputs=one, shapes=_stack_shapes,
-    build=_build_stack, flops=no_flops, summary="Joins its inputs along an axis.",
+    build=_build_stack, flops=no_flops, mixes=_split_mixes, summary="Joins its inputs along an axis.",
 )  # fmt: skip
 ADD = NodeType(
     name="add", aliases=("residual",), config=AddConfig, inputs=many, outputs=one, shapes=_add_shapes,
@@ -329,9 +368,13 @@ ADD = NodeType(
 )  # fmt: skip
 RESHAPE = NodeType(
     name="reshape", aliases=(), config=ReshapeConfig, inputs=one, outputs=one, shapes=_reshape_shapes,
-    build=_build_reshape, flops=no_flops, summary="Another shape for the same numbers.",
+    build=_build_reshape, flops=no_flops, mixes=_reshape_mixes, summary="Another shape for the same numbers.",
 )  # fmt: skip
 MASK = NodeType(
     name="mask", aliases=(), config=MaskConfig, inputs=one, outputs=one, shapes=_mask_shapes,
-    build=_build_mask, flops=flops_per_element, summary="Causal fill above the diagonal, or random zeroes in training.",
+    build=_build_mask, flops=flops_per_element, mixes=_mask_mixes, summary="Causal fill above the diagonal, or random zeroes in training.",
+)  # fmt: skip
+LAST_POSITION = NodeType(
+    name="last_position", aliases=(), config=NodeConfig, inputs=one, outputs=one, shapes=_last_shapes, build=_build_last,
+    flops=no_flops, internal=True, summary="The last position of a sequence: what generation needs of it.",
 )  # fmt: skip

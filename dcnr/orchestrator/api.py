@@ -23,17 +23,21 @@ from dcnr.network.load import load_graph
 from dcnr.optim.hyper import Hyper
 from dcnr.orchestrator import events, views
 from dcnr.orchestrator.cluster import Cluster
+from dcnr.orchestrator.generation import Generation
 from dcnr.orchestrator.planning import check_data, check_hyper, check_tokenizer, count_parameters, prepared, validated
 from dcnr.orchestrator.requests import (
     CreateNetwork,
     CreateSession,
+    Generate,
     ImportSession,
     NamedNetwork,
     NamedPNode,
     NamedSession,
+    NextText,
     Nothing,
     ResumeSession,
     SessionRows,
+    StopText,
 )
 from dcnr.orchestrator.session import Session
 from dcnr.orchestrator.state import CheckpointRecord, NetworkRecord, SessionRecord, SessionState
@@ -73,7 +77,7 @@ class Verb:
 class Api:
     """All verbs, over the machine of the leader."""
 
-    def __init__(self, cluster: Cluster, ask: Put, storage: Storage, data_dir: Path, logs: Logs) -> None:
+    def __init__(self, cluster: Cluster, ask: Put, storage: Storage, data_dir: Path, logs: Logs, generation: Generation) -> None:
         self._cluster = cluster
         self._ask = ask
         self._storage = storage
@@ -94,11 +98,13 @@ class Api:
             Verb("session.list", Nothing, self._list_sessions),
             Verb("session.show", NamedSession, self._show_session),
             Verb("session.rows", SessionRows, self._show_rows),
-            Verb("session.validations", SessionRows, self._show_validations),
             Verb("session.delete", NamedSession, self._delete_session),
             Verb("pnode.list", Nothing, self._list_pnodes),
             Verb("pnode.show", NamedPNode, self._show_pnode),
             Verb("pnode.drain", NamedPNode, self._drain_pnode),
+            Verb("generate", Generate, generation.start),
+            Verb("generate.next", NextText, generation.next),
+            Verb("generate.stop", StopText, generation.stop),
         )
 
     async def _info(self, _request: Nothing) -> Answer:
@@ -250,16 +256,16 @@ class Api:
         return shown
 
     async def _show_rows(self, request: SessionRows) -> Answer:
-        """The first `MAX_ROWS` of those that are asked for; steps of which nothing is known are left out."""
-        rows = await asyncio.to_thread(self._history.rows, self._session(request.session).record.session)
-        wanted = [asdict(row) for row in rows if request.first <= row.step <= request.last and row.step % request.every == 0]
-        return {"rows": wanted[:MAX_ROWS]}
-
-    async def _show_validations(self, request: SessionRows) -> Answer:
-        """The same of validations, by the step whose state was validated."""
-        rows = await asyncio.to_thread(self._validations.rows, self._session(request.session).record.session)
-        wanted = [asdict(row) for row in rows if request.first <= row.step <= request.last]
-        return {"rows": wanted[:MAX_ROWS]}
+        """The first `MAX_ROWS` of those that are asked for, and the validations of steps up to the last of these; those of which nothing
+        is known are left out.
+        """
+        session = self._session(request.session).record.session
+        rows = await asyncio.to_thread(self._history.rows, session)
+        shown = [row for row in rows if request.first <= row.step <= request.last and row.step % request.every == 0][:MAX_ROWS]
+        last = shown[-1].step if len(shown) == MAX_ROWS else request.last
+        validations = await asyncio.to_thread(self._validations.rows, session)
+        told = [asdict(one) for one in validations if request.first <= one.step <= last]
+        return {"rows": [asdict(row) for row in shown], "validations": told[:MAX_ROWS]}
 
     async def _delete_session(self, request: NamedSession) -> Answer:
         await self._ask(lambda number: events.DeleteSession(number, SessionId(request.session)))

@@ -8,6 +8,7 @@ it is stuck: then it is left alone, and offered to nobody.
 Rule 4: while the orchestrator cannot hear itself no session judges anybody, and when it can again their clocks start anew.
 Rule 5: when a checkpoint of a running session is complete, it is offered the fleet: it may spread over more PNodes.
 Rule 6: a session that comes to train on a PNode that is being drained moves away from it.
+Rule 7: checkpoints that are read are placed after sessions, and live as long as this leader: who asked asks the next one again.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dcnr.network.graph import Graph
 from dcnr.orchestrator.commands import Answer, Command, Drop, Erase, Measured, Publish, SetPeers, Store
 from dcnr.orchestrator.events import (
     Ask,
+    AskedFor,
     BatchFailed,
     BatchRead,
     CreateSession,
@@ -35,7 +37,9 @@ from dcnr.orchestrator.events import (
     Echoed,
     Erased,
     Event,
+    Generate,
     Heard,
+    LogitsRead,
     Lost,
     ManifestFailed,
     ManifestWritten,
@@ -46,11 +50,13 @@ from dcnr.orchestrator.events import (
     SessionEvent,
     Standing,
     StartSession,
+    StopGenerating,
     SuspendSession,
     Tick,
     WindowsRead,
 )
 from dcnr.orchestrator.fleet import Changed, Drained, Fleet, FleetChange, Forgotten, Gone, Joined
+from dcnr.orchestrator.readings import Readings
 from dcnr.orchestrator.session import Session, Settings
 from dcnr.orchestrator.state import ACTIVE, UNDER_WAY, NetworkRecord, Records, SessionState
 
@@ -78,6 +84,7 @@ class Cluster:
         """The newest epochs of sessions that are not known (any more): PNodes take no older one from a new session of that name."""
         self.stray = 0
         """Reports about sessions nobody knows."""
+        self.readings = Readings(settings, self._free_for)
         self._offer_at = now + OFFER_EVERY
 
     def opening(self) -> list[Command]:
@@ -95,8 +102,15 @@ class Cluster:
                 return self._fleet_changed(self.fleet.handle(event, now), now)
             case Tick():
                 return self._tick(event, now)
+            case Reported(report) if report.session in self.readings.all:
+                return self.readings.handle(report.session, report, now)
             case Reported(report):
                 return self._to_session(report.session, report, now)
+            case LogitsRead(hop):
+                return self.readings.handle(hop.session, event, now) if hop.session in self.readings.all else []
+            case AskedFor(name):
+                found = self.readings.find(name)
+                return found[0].handle(event, now) if found else []
             case Erased(request, name, message):
                 return [Answer(request, _left_behind(name, message) if message is not None else None)]
             case BatchRead() | WindowsRead() | BatchFailed() | ManifestWritten() | ManifestFailed():
@@ -108,8 +122,9 @@ class Cluster:
         """The earliest deadline of the fleet, a session, or the next offer; None while it is deaf: nothing is judged then."""
         if self.fleet.deaf:
             return None
-        waiting = any(session.record.state is SessionState.WAITING for session in self.sessions.values())
+        waiting = self.readings.waiting or any(session.record.state is SessionState.WAITING for session in self.sessions.values())
         all_ = [self.fleet.deadline(), *(session.deadline() for session in self.sessions.values()), self._offer_at if waiting else None]
+        all_.append(self.readings.deadline())
         return min((due for due in all_ if due is not None), default=None)
 
     def validate(self) -> None:
@@ -117,6 +132,8 @@ class Cluster:
         self.fleet.validate()
         for session in self.sessions.values():
             session.validate()
+        for reading in self.readings.all.values():
+            reading.validate()
 
     # -- time and the fleet ------------------------------------------------------------------------------------------------
 
@@ -126,6 +143,9 @@ class Cluster:
             return commands
         for name in list(self.sessions):
             commands += self._to_session(name, tick, now)
+        for name in list(self.readings.all):
+            commands += self.readings.handle(name, tick, now)
+        self._ended.update(self.readings.over())
         return commands + (self._offer(now) if now >= self._offer_at else [])
 
     def _fleet_changed(self, changes: Sequence[FleetChange], now: float) -> list[Command]:
@@ -152,6 +172,8 @@ class Cluster:
         if self.fleet.deaf:
             for session in self.sessions.values():
                 session.forgive(now)
+            for reading in self.readings.all.values():
+                reading.forgive(now)
         return self._fleet_changed([*changes, *self.fleet.handle(echoed, now)], now)
 
     def _heard(self, heard: Heard, now: float) -> list[Command]:
@@ -163,13 +185,18 @@ class Cluster:
             return commands
         hosted = {one.session: one for one in beat.hosted}
         for name, one in hosted.items():
-            if name not in self.sessions:
+            if name in self.readings.all:
+                self.readings.heard(name, one.epoch)
+            elif name not in self.sessions:
                 self._ended[name] = max(one.epoch, self._ended.get(name, NEVER))
         for name, session in list(self.sessions.items()):
             if name in hosted:
                 session.newest_epoch = max(session.newest_epoch, hosted[name].epoch)
             if session.minds(pnode):
                 commands += self._to_session(name, Standing(beat.info, hosted.get(name)), now)
+        for name, reading in self.readings.all.items():
+            if pnode in reading.hosts:
+                commands += self.readings.handle(name, Standing(beat.info, hosted.get(name)), now)
         return commands
 
     def _strays(self, beat: Heartbeat) -> list[Command]:
@@ -179,12 +206,18 @@ class Cluster:
 
     def _rightly(self, pnode: PNodeId, hosted: Hosted) -> bool:
         session = self.sessions.get(hosted.session)
-        return session is not None and (session.uses(pnode, hosted.epoch) or pnode in session.avoided)
+        return self.uses(hosted.session, pnode, hosted.epoch) or (session is not None and pnode in session.avoided)
+
+    def uses(self, name: SessionId, pnode: PNodeId, epoch: Epoch) -> bool:
+        """Whether `pnode` rightly hosts a part of a session, or of a checkpoint that is read, in `epoch`."""
+        session = self.sessions.get(name)
+        return session.uses(pnode, epoch) if session else self.readings.uses(name, pnode, epoch)
 
     # -- sessions ----------------------------------------------------------------------------------------------------------
 
-    def _to_all(self, event: SessionEvent, now: float) -> list[Command]:
-        return [command for name in list(self.sessions) for command in self._to_session(name, event, now)]
+    def _to_all(self, event: Lost | Draining, now: float) -> list[Command]:
+        commands = [command for name in list(self.sessions) for command in self._to_session(name, event, now)]
+        return commands + self.readings.each(event, now)
 
     def _to_session(self, name: SessionId, event: SessionEvent, now: float) -> list[Command]:
         session = self.sessions.get(name)
@@ -208,16 +241,20 @@ class Cluster:
         if any(member.present and not member.by_us for member in self.fleet.members.values()):
             return []
         waiting = [session for name, session in self.sessions.items() if session.record.state is SessionState.WAITING and name != but]
-        return [command for session in waiting for command in session.handle(self._offer_to(session), now)]
+        commands = [command for session in waiting for command in session.handle(self._offer_to(session), now)]
+        return commands + self.readings.place(now)
 
     def _offer_to(self, session: Session) -> Offered:
+        return Offered(self._free_for(session.record.session))
+
+    def _free_for(self, name: SessionId) -> tuple[PNodeInfo, ...]:
         stuck = {pnode for other in self.sessions.values() for pnode in other.avoided}
         able = [info for info in self.fleet.eligible() if info.pnode not in stuck]
-        return Offered(tuple(replace(info, memory_used=info.memory_used - self._held(info, session)) for info in able))
+        return tuple(replace(info, memory_used=info.memory_used - self._held(info, name)) for info in able)
 
-    def _held(self, info: PNodeInfo, session: Session) -> int:
-        """What a session holds of a PNode's memory already: it is free for what it becomes."""
-        return sum(hosted.bytes for hosted in self.fleet.members[info.pnode].hosted if hosted.session == session.record.session)
+    def _held(self, info: PNodeInfo, name: SessionId) -> int:
+        """What it holds of a PNode's memory already: it is free for what it becomes."""
+        return sum(hosted.bytes for hosted in self.fleet.members[info.pnode].hosted if hosted.session == name)
 
     # -- requests ----------------------------------------------------------------------------------------------------------
 
@@ -243,6 +280,11 @@ class Cluster:
                 return None if member and member.present else NotFound(f"no PNode '{pnode}' is there", "see `dcnr pnode list`")
             case StartSession() | SuspendSession() | RebalanceSession() | DeleteSession():
                 return self._session_objection(ask)
+            case Generate(source=source):
+                return self._name_in_use(source.name)
+            case StopGenerating(_, name):
+                known = self.readings.find(name)
+                return None if known else NotFound(f"no request '{name}'", "it is forgotten a minute after it was last asked about")
             case _:
                 assert_never(ask)
 
@@ -256,6 +298,11 @@ class Cluster:
         if session.record.state in ACTIVE:
             return UserError(f"session '{ask.session}' is {session.record.state}", f"first: dcnr session suspend {ask.session}")
         return None
+
+    def _name_in_use(self, name: SessionId) -> UserError | None:
+        """A session may have been given the very name."""
+        taken = name in self.sessions
+        return AlreadyExists(f"session '{name}' has the name of what is to be read", "delete that session") if taken else None
 
     def _network_in_use(self, name: NetworkId) -> UserError | None:
         if name not in self.networks:
@@ -280,6 +327,11 @@ class Cluster:
                 return self._delete(ask.request, name)
             case DrainPNode():
                 return self._fleet_changed(self.fleet.handle(ask, now), now)
+            case Generate(source=source):
+                return self.readings.generate(ask, self._ended.pop(source.name, NEVER), now)
+            case StopGenerating(_, name):
+                found = self.readings.find(name)
+                return found[0].handle(ask, now) if found else []
             case _:
                 assert_never(ask)
 

@@ -118,6 +118,13 @@ class Erase:
 
 
 @dataclass(frozen=True, slots=True)
+class Spoke:
+    """There is news of a request for text."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """A user's request was taken, or refused with `error`."""
 
@@ -125,4 +132,4 @@ class Answer:
     error: UserError | None = None
 
 
-Command = Publish | SendHop | SetPeers | ReadBatch | ReadWindows | WriteManifest | Prune | Measured | Store | Drop | Erase | Answer
+Command = Publish | SendHop | SetPeers | ReadBatch | ReadWindows | WriteManifest | Prune | Measured | Store | Drop | Erase | Spoke | Answer

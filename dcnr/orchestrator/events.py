@@ -6,13 +6,16 @@ Rule 2: slow work (graphs, manifests, datasets) is done before an event is made,
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dcnr.bus.messages import Heartbeat, Hosted, PNodeInfo, Report
+from dcnr.bus.messages import Heartbeat, Hop, Hosted, PNodeInfo, Report
 from dcnr.ids import Epoch, NetworkId, PNodeId, SessionId
 from dcnr.network.graph import Graph
+from dcnr.orchestrator.sampling import Sampling
+from dcnr.orchestrator.source import Source
 from dcnr.orchestrator.state import CheckpointRecord, NetworkRecord, SessionRecord
 
 
@@ -192,6 +195,31 @@ class DrainPNode:
     pnode: PNodeId
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Generate:
+    """Go on from `prompt` with at most `limit` ids of `source`, until `ended` says so of those that were generated. `id` names the request.
+
+    `caches`: what attention has of earlier positions is kept.
+    """
+
+    request: int
+    id: str
+    source: Source
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    limit: int
+    caches: bool
+    ended: Callable[[Sequence[int]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class StopGenerating:
+    """End a request for text where it is."""
+
+    request: int
+    id: str
+
+
 # -- what the fleet tells the sessions -------------------------------------------------------------------------------------
 
 
@@ -217,7 +245,26 @@ class Draining:
     pnode: PNodeId
 
 
-Ask = PutNetwork | DropNetwork | CreateSession | StartSession | SuspendSession | RebalanceSession | DeleteSession | DrainPNode
+# -- text ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AskedFor:
+    """Somebody still wants to hear of a request for text."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogitsRead:
+    """The logits that follow a piece of a text came, under the numbers of that piece."""
+
+    hop: Hop
+    logits: np.ndarray
+
+
+SessionAsk = CreateSession | StartSession | SuspendSession | RebalanceSession | DeleteSession
+Ask = PutNetwork | DropNetwork | SessionAsk | DrainPNode | Generate | StopGenerating
 Result = BatchRead | WindowsRead | BatchFailed | ManifestWritten | ManifestFailed
-Event = Heard | Echoed | Disconnected | Reported | Result | Erased | Tick | Ask
+Event = Heard | Echoed | Disconnected | Reported | Result | Erased | Tick | Ask | AskedFor | LogitsRead
 SessionEvent = Report | Result | Tick | StartSession | SuspendSession | RebalanceSession | Offered | Lost | Draining | Standing

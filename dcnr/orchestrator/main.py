@@ -8,9 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import click
+import numpy as np
 import uvloop
 
 from dcnr import log
+from dcnr.bus.messages import Hop
 from dcnr.bus.nats import connect
 from dcnr.bus.transport import HopTransport, host_id
 from dcnr.clock import MonotonicClock
@@ -59,9 +61,10 @@ async def _serve(me: PNodeId, config: Config, accept: bool) -> None:
     try:
         tensors = await connect(config.nats_url, f"{me}-tensors", patient=True)
         try:
-            transport = HopTransport(tensors, me, host_id(), lambda _hop, _payload: None)
+            hops: asyncio.Queue[tuple[Hop, np.ndarray]] = asyncio.Queue()
+            transport = HopTransport(tensors, me, host_id(), lambda hop, payload: hops.put_nowait((hop, payload)))
             try:
-                await Shell(Outside(control, transport, storage, config.data_dir, me, MonotonicClock())).run(accept)
+                await Shell(Outside(control, transport, storage, config.data_dir, me, MonotonicClock(), hops)).run(accept)
             finally:
                 await transport.close()
         finally:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dcnr.data.batches import MAX_BATCH, MAX_SEED, MAX_STEP
+
+MAX_TOKENS = 1_000_000
 
 
 class Request(BaseModel):
@@ -91,6 +93,34 @@ class SessionRows(NamedSession):
     first: int = Field(ge=1, le=MAX_STEP)
     last: int = Field(ge=1, le=MAX_STEP)
     every: int = Field(default=1, ge=1, le=MAX_STEP)
+
+
+class Generate(NamedSession):
+    """Go on from `prompt`, by the newest checkpoint of a session or that of `step`. `pnodes`: how many to use, 0 for as few as hold it."""
+
+    step: int | None = Field(default=None, ge=0, le=MAX_STEP)
+    prompt: str
+    temperature: float = Field(default=0.8, ge=0, allow_inf_nan=False)
+    top_k: int = Field(default=0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    max_tokens: int = Field(default=256, ge=1, le=MAX_TOKENS)
+    seed: int = Field(default=0, ge=0, le=MAX_SEED)
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    cache: bool = True
+    pnodes: int = Field(default=0, ge=0)
+
+
+class NextText(Request):
+    """What has come of a request for text since `after`: 0 at first, then what the last answer said."""
+
+    request: str
+    after: int = Field(default=0, ge=0)
+
+
+class StopText(Request):
+    """End a request for text."""
+
+    request: str
 
 
 class NamedPNode(Request):

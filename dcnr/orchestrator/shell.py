@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -27,16 +27,16 @@ from dcnr.bus import codec, subjects
 from dcnr.bus.api import arguments, failure, ok
 from dcnr.bus.base import Bus, Handler
 from dcnr.bus.disconnect import closed_connection, pnode_of
-from dcnr.bus.messages import Echo, Heartbeat, Message, Metric, PNodeInfo, Report, SessionMetrics, StepMetrics, ValidationMetrics
+from dcnr.bus.messages import Echo, Heartbeat, Hop, Message, Metric, PNodeInfo, Report, SessionMetrics, StepMetrics, ValidationMetrics
 from dcnr.bus.transport import HopTransport
 from dcnr.clock import Clock
-from dcnr.data.dataset import Dataset
 from dcnr.errors import DcnrError, InvariantError, PeerError, UserError, WorldError
-from dcnr.ids import Epoch, PNodeId, SessionId
+from dcnr.ids import Epoch, NodeId, PNodeId
 from dcnr.machine import drive
 from dcnr.metrics.history import History, Validations
 from dcnr.metrics.publish import subject_of
 from dcnr.orchestrator.api import Api, Verb
+from dcnr.orchestrator.batches import Batches
 from dcnr.orchestrator.cluster import Cluster
 from dcnr.orchestrator.commands import (
     Answer,
@@ -50,24 +50,25 @@ from dcnr.orchestrator.commands import (
     ReadWindows,
     SendHop,
     SetPeers,
+    Spoke,
     WriteManifest,
 )
 from dcnr.orchestrator.commands import Store as StoreRecord
 from dcnr.orchestrator.events import (
     Ask,
     BatchFailed,
-    BatchRead,
     Disconnected,
     Echoed,
     Erased,
     Event,
     Heard,
+    LogitsRead,
     ManifestFailed,
     ManifestWritten,
     Reported,
     Tick,
-    WindowsRead,
 )
+from dcnr.orchestrator.generation import Generation
 from dcnr.orchestrator.identity import identify
 from dcnr.orchestrator.leader import BUCKET, Lease, LeaseLost
 from dcnr.orchestrator.outbox import Hops, Outbox, RecordWriter
@@ -101,6 +102,8 @@ class Outside:
     data_dir: Path
     me: PNodeId
     clock: Clock
+    hops: asyncio.Queue[tuple[Hop, np.ndarray]] = field(default_factory=asyncio.Queue)
+    """Tensors that came for us, as the transport gives them."""
 
 
 class Shell:
@@ -169,14 +172,16 @@ class Term:
         self._records = RecordWriter(store, lease.check)
         self._answers: dict[int, asyncio.Future[None]] = {}
         self._numbers = count(1)
-        self._datasets: dict[SessionId, tuple[Epoch, Dataset]] = {}
+        self._batches = Batches(outside.data_dir, outside.storage)
         self._story: deque[Event] = deque(maxlen=STORY)
+        self._generation = Generation(cluster, self.ask, self._inbox.put_nowait, outside.storage, outside.data_dir)
 
     async def run(self) -> None:
         """Lead until cancelled."""
         out = self._out
-        api = Api(self.cluster, self.ask, out.storage, out.data_dir, (self._history, self._validations))
-        for work in (self._publish_all(), self._keep_rows(), self._records.run()):
+        logs = (self._history, self._validations)
+        api = Api(self.cluster, self.ask, out.storage, out.data_dir, logs, self._generation)
+        for work in (self._publish_all(), self._keep_rows(), self._records.run(), self._take_logits()):
             self._group.create_task(work)
         for command in self.cluster.opening():
             self.perform(command)
@@ -187,6 +192,8 @@ class Term:
             subjects.peer(out.me, "echo"): self._on_echo,
         }
         async with AsyncExitStack() as leaving:
+            await out.transport.listen(subjects.ANY_NETWORK, [NodeId(out.me)])
+            leaving.push_async_callback(out.transport.unlisten, subjects.ANY_NETWORK, [NodeId(out.me)])
             for subject, hear in heard.items():
                 leaving.push_async_callback((await out.bus.subscribe(subject, hear)).stop)
             for verb in api.verbs:
@@ -243,6 +250,8 @@ class Term:
                 self._records.drop(bucket, key)
             case Erase():
                 self._group.create_task(self._erase(command))
+            case Spoke():
+                self._generation.news.tell()
             case Answer(request, error):
                 self._answer(request, error)
             case _:
@@ -273,6 +282,11 @@ class Term:
         message = self._decoded(data)
         if isinstance(message, Echo) and message.sender == self._out.me:
             self._inbox.put_nowait(Echoed())
+
+    async def _take_logits(self) -> None:
+        while True:
+            hop, logits = await self._out.hops.get()
+            self._inbox.put_nowait(LogitsRead(hop, logits))
 
     def _decoded(self, data: bytes) -> Message | None:
         try:
@@ -335,8 +349,7 @@ class Term:
     async def _send_hops(self, hops: Hops) -> None:
         while True:
             command = await hops.get()
-            session = self.cluster.sessions.get(command.hop.session)
-            if session is None or not session.uses(command.to, command.hop.epoch):
+            if not self.cluster.uses(command.hop.session, command.to, command.hop.epoch):
                 continue
             try:
                 await self._out.transport.send(command.to, command.hop, command.payload)
@@ -362,31 +375,10 @@ class Term:
     async def _read(self, ask: ReadBatch | ReadWindows) -> None:
         event: Event
         try:
-            event = await asyncio.to_thread(self._ids, ask)
+            event = await asyncio.to_thread(self._batches.read, ask)
         except (DcnrError, OSError) as error:
             event = BatchFailed(ask.session, ask.epoch, ask.step, str(error))
         self._inbox.put_nowait(event)
-
-    def _ids(self, ask: ReadBatch | ReadWindows) -> BatchRead | WindowsRead:
-        if isinstance(ask, ReadWindows):
-            return self._windows(ask)
-        tokens_BS = self._dataset(ask).batch("train", ask.seed, ask.step, ask.batch, ask.seq_len)
-        return BatchRead(ask.session, ask.epoch, ask.step, tokens_BS)
-
-    def _windows(self, ask: ReadWindows) -> WindowsRead:
-        dataset, first = self._dataset(ask), ask.micro * ask.rows
-        there = dataset.windows("validation", ask.seq_len)
-        rest = min(ask.rows, there - first)
-        tokens_BS = dataset.window_rows("validation", first, rest, ask.seq_len) if rest > 0 else np.empty((0, ask.seq_len + 1), np.int64)
-        per_token = dataset.manifest.bytes_of("validation") / dataset.manifest.tokens("validation")
-        return WindowsRead(ask.session, ask.epoch, ask.step, ask.micro, there, per_token, tokens_BS)
-
-    def _dataset(self, ask: ReadBatch | ReadWindows) -> Dataset:
-        epoch, dataset = self._datasets.get(ask.session, (None, None))
-        if dataset is None or epoch != ask.epoch:
-            dataset = Dataset.open(self._out.data_dir, ask.dataset, self._out.storage)
-            self._datasets[ask.session] = (ask.epoch, dataset)
-        return dataset
 
     async def _write_manifest(self, ask: WriteManifest) -> None:
         record, manifest = ask.record, manifest_of(ask)
@@ -408,7 +400,7 @@ class Term:
 
     async def _erase(self, ask: Erase) -> None:
         """Checkpoints last: with them the name becomes free."""
-        self._datasets.pop(ask.session, None)
+        self._batches.forget(ask.session)
         try:
             await asyncio.to_thread(self._history.erase, ask.session)
             await asyncio.to_thread(self._validations.erase, ask.session)

@@ -19,11 +19,11 @@ def training_graph(graph: Graph) -> Graph:
     """`graph` as far as a training step needs it."""
     live = _leads_to_cost(graph)
     graph = remove(graph, {node.id for node in graph.nodes if node.id not in live}, {})
-    return _without_lone_broadcasts(graph)
+    return without_lone_broadcasts(graph)
 
 
 def _leads_to_cost(graph: Graph) -> set[NodeId]:
-    of_text = _made_of_text(graph)
+    of_text = made_of_text(graph)
     live: set[NodeId] = set()
     for node in reversed(graph.nodes):
         if is_cost(NODE_TYPES[node.type]) or node.id in live:
@@ -32,7 +32,7 @@ def _leads_to_cost(graph: Graph) -> set[NodeId]:
     return live
 
 
-def _made_of_text(graph: Graph) -> set[NodeId]:
+def made_of_text(graph: Graph) -> set[NodeId]:
     """Text nodes and what they feed, up to the slots that take ids or targets."""
     found: set[NodeId] = set()
     for node in graph.nodes:
@@ -43,7 +43,8 @@ def _made_of_text(graph: Graph) -> set[NodeId]:
     return found
 
 
-def _without_lone_broadcasts(graph: Graph) -> Graph:
+def without_lone_broadcasts(graph: Graph) -> Graph:
+    """`graph` without the broadcasts that have one reader."""
     broadcasts = (node for node in graph.nodes if node.type == "broadcast")
     lone = {node.id for node in broadcasts if sum(len(graph.consumers.get(port, ())) for port in ports_of(node)) == 1}
     sources = ((node, node.inputs[0]) for node in graph.nodes if node.id in lone)

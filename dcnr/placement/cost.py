@@ -2,7 +2,7 @@
 
 Floating-point operations count a multiplication and an addition as two; a backward is two forwards. Training state is float32 master
 weights, a rounded copy where parameters are stored in less, one float32 gradient per row shard, and the optimizer's moments. Activations
-are what a node holds between its forward and its backward (`memory`).
+are what a node holds between its forward and its backward (`memory`). Generation has none of that: weights, and what attention keeps.
 """
 
 from __future__ import annotations
@@ -53,6 +53,26 @@ def graph_costs(graph: Graph, rows: int, shards: int = SHARDS, place: Callable[[
     """What every node costs with `rows` batch rows in flight; nodes whose `place` is equal share the activations that both hold."""
     memory = held(graph, rows, place)
     return {node.id: _node_cost(node, rows, shards, memory[node.id]) for node in graph.nodes}
+
+
+def reading_costs(graph: Graph, slots: int) -> dict[NodeId, NodeCost]:
+    """What every node costs that generates: weights as they are stored, the caches of `slots` sequences, and one window that it gives."""
+    return {node.id: _reading_cost(node, slots) for node in graph.nodes}
+
+
+def _reading_cost(node: GraphNode, slots: int) -> NodeCost:
+    row, size = NODE_TYPES[node.type], width(node.activation_precision)
+    parameters = sum(math.prod(parameter.shape) for parameter in instantiate(node).parameters)
+    cache = row.cache(node.config, node.input_shapes)
+    kept = 0 if cache is None else math.prod(cache) * slots
+    return NodeCost(
+        flops=row.flops(node.config, node.input_shapes, node.output_shapes),
+        parameters=parameters,
+        parameter_bytes=parameters * width(node.param_precision),
+        optimizer_bytes=0,
+        activation_bytes=(kept + sum(math.prod(shape) for shape in node.output_shapes)) * size,
+        again_bytes=0,
+    )
 
 
 def _node_cost(node: GraphNode, rows: int, shards: int, memory: Held) -> NodeCost:

@@ -21,7 +21,7 @@ from dcnr.errors import DoesNotFit
 from dcnr.ids import NodeId, PNodeId
 from dcnr.network.graph import Graph, Port
 from dcnr.placement.assignment import Assignment
-from dcnr.placement.cost import edge_bytes, graph_costs
+from dcnr.placement.cost import edge_bytes, graph_costs, reading_costs
 from dcnr.placement.groups import Group, preferred, together
 from dcnr.placement.memory import most_again, recomputed_with
 
@@ -38,10 +38,13 @@ class Host:
     cores: int
 
 
-def place(graph: Graph, hosts: Sequence[Host], rows: int) -> Assignment:
-    """Divide `graph` (prepared) among `hosts` for `rows` batch rows in flight. Raises `DoesNotFit` with the numbers."""
+def place(graph: Graph, hosts: Sequence[Host], rows: int, reads: bool = False) -> Assignment:
+    """Divide `graph` (prepared) among `hosts` for `rows` batch rows in flight. Raises `DoesNotFit` with the numbers.
+
+    `reads`: it generates, `rows` sequences at a time.
+    """
     groups = together(graph)
-    problem = Problem.of(graph, groups, rows)
+    problem = Problem.of(graph, groups, rows, reads)
     for stages in range(min(len(hosts), len(groups)), 0, -1):
         roomy = sorted(hosts, key=lambda host: (-host.memory_free, host.pnode))[:stages]
         for order in (sorted(roomy, key=lambda host: host.pnode), roomy):
@@ -93,10 +96,12 @@ class Problem:
     """cut[i]: bytes between the first i atoms and the rest, both ways."""
 
     @classmethod
-    def of(cls, graph: Graph, groups: Sequence[Group], rows: int) -> Problem:
+    def of(cls, graph: Graph, groups: Sequence[Group], rows: int, reads: bool = False) -> Problem:
         """Atoms share no activations, since a border may come between any two; a group that is recomputed is taken as a whole."""
         atom_of = {node: index for index, group in enumerate(groups) for node in group.nodes}
-        of_node = graph_costs(graph, rows, place=lambda node: recomputed_with(node) or atom_of[node.id])
+        of_node = (
+            reading_costs(graph, rows) if reads else graph_costs(graph, rows, place=lambda node: recomputed_with(node) or atom_of[node.id])
+        )
         costs = [[of_node[node] for node in group.nodes] for group in groups]
         return cls(
             tuple(accumulate((sum(cost.flops for cost in group) for group in costs), initial=0)),

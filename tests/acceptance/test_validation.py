@@ -41,7 +41,7 @@ async def validated(cluster: Cluster, session: str, pnodes: int) -> tuple[list[f
         await run.ask("create", dataset="text", pnodes=pnodes, hyper=HYPER | {"validate_every": EVERY}, **RUN)
         await run.until("done")
         async with connection(cluster.url) as bus:
-            rows = (await call(bus, "session.validations", session=session, first=1, last=STEPS))["rows"]
+            rows = (await call(bus, "session.rows", session=session, first=1, last=STEPS))["validations"]
         return losses(run.rows), [{key: value for key, value in row.items() if key not in ("session", "epoch")} for row in rows]
 
 

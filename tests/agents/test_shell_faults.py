@@ -13,8 +13,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from dcnr.agents.commands import Beat
+from dcnr.agents.hosted import HostedSession
 from dcnr.agents.runner import Runner
-from dcnr.agents.shell import BACKLOG, Service
+from dcnr.agents.shell import BACKLOG, Service, Shell
 from dcnr.agents.telemetry import Telemetry
 from dcnr.backends.numpy.backend import NumpyBackend
 from dcnr.bus import codec
@@ -28,6 +29,13 @@ from dcnr.storage.file import FileStorage
 from tests.agents.served import DEPLOY, cluster, heard
 from tests.agents.tiny import SESSION, A, B, C, alternate, deploy_of, graph_of, manifest_of, spread
 from tests.integration.scripted import PATIENCE, Trainer, agents, batches, info_of
+
+
+def trained(shell: Shell) -> HostedSession:
+    """What it has of the session."""
+    part = shell.machine.sessions[SESSION]
+    assert isinstance(part, HostedSession)
+    return part
 
 
 @pytest.mark.parametrize(
@@ -164,7 +172,7 @@ def test_a_rollback_restores_from_memory_what_is_there_and_reads_the_rest(tmp_pa
             manifest = manifest_of(deploy, [report.part for report in saved.values()], 2, state)
             await write_manifest(open_storage(deploy.storage), manifest)
             await trainer.announce(Complete(deploy.session, deploy.epoch, 2))
-            await trainer.until(lambda: shells[A].machine.sessions[SESSION].copies.get(0) is None)
+            await trainer.until(lambda: trained(shells[A]).copies.get(0) is None)
             await open_storage(deploy.storage).delete(saved[A].part.key)
             back = replace(
                 trainer.deploy, epoch=Epoch(2), assignment=dict.fromkeys(deploy.assignment, A), decides=True, step=2,
@@ -173,7 +181,7 @@ def test_a_rollback_restores_from_memory_what_is_there_and_reads_the_rest(tmp_pa
             trainer.deploy, trainer.state = back, state
             await trainer.start()
             assert await trainer.step(3, data[2]) == losses[2]
-            copy = shells[A].machine.sessions[SESSION].copies.get(2)
+            copy = trained(shells[A]).copies.get(2)
             assert copy is not None
             assert "up.weight" in copy.tensors
             assert "embedder.weight:m" in copy.tensors

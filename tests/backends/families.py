@@ -121,6 +121,20 @@ def attention(
     return {"o": o, "dqkv": dqkv} | ({"dbias": into} if bias else {})
 
 
+def attention_cached(
+    given: Given, batch: int, head_dim: int, pieces: tuple[int, ...], heads: int = 2, rope: bool = True, bias: bool = True
+) -> Results:
+    """A sequence in pieces, with more room for what is kept than it takes; what is kept counts too."""
+    width, turn = heads * head_dim, Rope(1e4) if rope else None
+    b, into = given.parameter(3 * width) if bias else None, given.backend.zeros((batch, sum(pieces) + 3, 2 * width), given.precision)
+    found, first = {}, 0
+    for length in pieces:
+        qkv = given.numbers(batch, length, 3 * width)
+        found[f"o from {first}"] = given.backend.attention_cached(qkv, b, heads, turn, into, first)
+        first += length
+    return found | {"kept": into}
+
+
 def embedding(given: Given, batch: int, length: int, vocabulary: int, width: int, positions: bool = True) -> Results:
     """Lookup and its gradient; ids repeat."""
     ids, w, dy = given.ids(batch, length, below=vocabulary), given.parameter(vocabulary, width), given.numbers(batch, length, width)
@@ -171,7 +185,11 @@ def masks(given: Given, rows: int, width: int) -> Results:
 def rotary(given: Given, batch: int, length: int, width: int) -> Results:
     """Both ways."""
     x = given.numbers(batch, length, width)
-    return {"turned": given.backend.rotate(x, Rope(1e4)), "back": given.backend.rotate(x, Rope(1e4), backward=True)}
+    return {
+        "turned": given.backend.rotate(x, Rope(1e4)),
+        "back": given.backend.rotate(x, Rope(1e4), backward=True),
+        "from a later position": given.backend.rotate(x, Rope(1e4, first=33)),
+    }
 
 
 def arrays(given: Given, rows: int, width: int) -> Results:
@@ -282,6 +300,9 @@ SMALL: Mapping[str, Callable[[Given], Results]] = MappingProxyType(
         "attention": partial(attention, batch=2, length=70, heads=2, head_dim=64),
         "attention without causal mask": partial(attention, batch=1, length=33, heads=2, head_dim=32, causal=False, rope=False),
         "attention of odd heads": partial(attention, batch=2, length=7, heads=3, head_dim=10, bias=False),
+        "attention in pieces": partial(attention_cached, batch=1, head_dim=32, pieces=(20, 1, 1, 5)),
+        "attention of odd heads in pieces": partial(attention_cached, batch=2, head_dim=10, pieces=(1, 7, 1), heads=3, bias=False),
+        "attention of wide heads in pieces": partial(attention_cached, batch=1, head_dim=36, pieces=(3, 1), rope=False),
         "embedding": partial(embedding, batch=3, length=33, vocabulary=17, width=64),
         "embedding without positions": partial(embedding, batch=1, length=7, vocabulary=5, width=7, positions=False),
         "costs": partial(costs, rows=7, width=33),

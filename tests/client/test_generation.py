@@ -51,7 +51,7 @@ class Writer:
         self.asked.append(fields)
         name = f"r{len(self.asked)}"
         self._known[name] = 0
-        return ok({"request": name})
+        return ok({"request": name, "session": fields["session"], "step": 7})
 
     def _next(self, fields: dict[str, Any]) -> bytes:
         self._questions += 1
@@ -64,7 +64,8 @@ class Writer:
         failed = self._fails and len(there) > 10
         done = failed or there == TEXT
         text, after = there[fields["after"] :], max(fields["after"], len(there))
-        return ok({"text": text, "after": after, "done": done, "failed": failed, "reason": "no PNode is left" if failed else ""})
+        stands = {"tokens": after, "positions": after, "waits": "", "reason": "no PNode is left" if failed else ""}
+        return ok({"text": text, "after": after, "done": done, "failed": failed, **stands})
 
     def _stop(self, fields: dict[str, Any]) -> bytes:
         self.stopped.append(fields["request"])
@@ -114,7 +115,7 @@ async def test_another_orchestrator_goes_on_where_the_text_was(monkeypatch: pyte
                 await writer.leave()
                 asyncio.get_running_loop().call_later(0.03, lambda: back.append(asyncio.ensure_future(writer.serve(server))))
     assert text == TEXT
-    assert writer.asked == [{"session": "s", "prompt": "Once", "seed": 7}] * 2
+    assert writer.asked == [{"session": "s", "prompt": "Once", "seed": 7}, {"session": "s", "prompt": "Once", "seed": 7, "step": 7}]
 
 
 async def test_requests_that_are_lost_again_and_again_are_an_error() -> None:

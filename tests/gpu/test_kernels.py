@@ -38,6 +38,9 @@ ODD: dict[str, Operation] = {
        for size in (6, 32, 40, 96, 128)},
     **{f"attention of heads of {size} without rope":
        partial(families.attention, batch=1, length=130, heads=2, head_dim=size, rope=False, bias=False) for size in (7, 32, 64, 96, 128)},
+    **{f"attention in pieces, heads of {size}": partial(families.attention_cached, batch=2, head_dim=size, pieces=(129, 1, 1, 62))
+       for size in (6, 32, 40, 64, 128, 256)},
+    "attention in many pieces": partial(families.attention_cached, batch=1, head_dim=64, pieces=(1000, *[1] * 24), heads=12),
     **{f"embedding {size}": partial(families.embedding, batch=3, length=size, vocabulary=size, width=64) for size in SIZES},
     **{f"embedding of {size}": partial(families.embedding, batch=2, length=33, vocabulary=17, width=size, positions=False)
        for size in SIZES},

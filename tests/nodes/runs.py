@@ -83,10 +83,13 @@ def make_env(backend: Backend, node: Node, case: Case, params: Mapping[str, Host
     )
 
 
-def forward(backend: Backend, case: Case, given: Example, precision: Precision) -> tuple[HostArray | float, ...]:
-    """Outputs alone."""
+def forward(
+    backend: Backend, case: Case, given: Example, precision: Precision, position: int = 0, cache: Array | None = None
+) -> tuple[HostArray | float, ...]:
+    """Outputs alone; of a piece of a sequence, where it begins and what is kept of it."""
     node = case.build()
     env = make_env(backend, node, case, given.params, precision)
+    env.position, env.cache = position, cache
     outputs, _ = node.forward(env, _inputs(backend, given, precision))
     return _outputs(backend, case, outputs)
 

@@ -100,3 +100,22 @@ def test_config_says_what_does_not_fit() -> None:
         AttentionHeadConfig(input_dim=7, head_dim=5)
     with pytest.raises(ValidationError, match="dim 7 is not a multiple of num_heads 2"):
         AttentionConfig(input_dim=7, num_heads=2)
+
+
+PIECEWISE = [one for one in cases.ATTENTION if NODE_TYPES[one.type].mixes(one.config, one.inputs) is None]
+
+
+@pytest.mark.parametrize("one", PIECEWISE, ids=lambda one: one.name)
+def test_a_sequence_in_pieces_gives_what_the_whole_gives(one: Case) -> None:
+    """With a cache of the shape that the table says."""
+    backend, given = NumpyBackend(), example(one, NumpyBackend())
+    (whole,) = forward(backend, one, given, "float64")
+    shape = NODE_TYPES[one.type].cache(one.config, one.inputs)
+    assert shape is not None
+    cache = backend.zeros((one.rows, *shape), "float64")
+    length = one.inputs[0][0]
+    half = (length + 1) // 2
+    for first, last in ((0, half), *((at, at + 1) for at in range(half, min(length, half + 3)))):
+        piece = replace(given, inputs=(given.inputs[0][:, first:last],))
+        (y,) = forward(backend, one, piece, "float64", position=first, cache=cache)
+        np.testing.assert_allclose(y, np.asarray(whole)[:, first:last], rtol=1e-9, atol=1e-12)

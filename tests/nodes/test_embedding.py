@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from pydantic import ValidationError
@@ -55,3 +57,14 @@ def test_rope_needs_pairs() -> None:
     """An odd width cannot be rotated."""
     with pytest.raises(ValidationError, match="dim must be even, got 3"):
         EmbedderConfig(vocab_size=5, dim=3, seq_len=2, position_encoding="rope")
+
+
+@pytest.mark.parametrize("positions", ["learned", "rope", "none"])
+def test_a_later_piece_of_a_sequence_has_its_own_positions(positions: str) -> None:
+    """`env.position` says where it begins."""
+    one = case("embedder", {"vocab_size": 7, "dim": 6, "seq_len": 9, "position_encoding": positions}, [(9,)], ids=(7,))
+    backend, given = NumpyBackend(), example(one, NumpyBackend())
+    (whole,) = forward(backend, one, given, "float64")
+    rest = replace(given, inputs=(given.inputs[0][:, 5:],))
+    (y,) = forward(backend, one, rest, "float64", position=5)
+    np.testing.assert_allclose(y, np.asarray(whole)[:, 5:])

@@ -9,9 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from dcnr.backends.numpy.backend import NumpyBackend
+from dcnr.errors import InvariantError
 from dcnr.nodes.base import Shape
 from dcnr.nodes.registry import NODE_TYPES
-from dcnr.nodes.spec import ShapeError
+from dcnr.nodes.spec import BuildArgs, NodeConfig, ShapeError
 from dcnr.nodes.structure import MaskConfig, ReshapeConfig, SplitConfig
 from tests.nodes import cases
 from tests.nodes.cases import Case, case
@@ -124,3 +125,15 @@ def test_configs_that_contradict_themselves_are_refused() -> None:
         ReshapeConfig(shape=(-1, -1))
     with pytest.raises(ValidationError, match="less than 1"):
         MaskConfig(rate=1.0)
+
+
+def test_the_last_position_of_a_sequence() -> None:
+    """Of any length; training has no such node."""
+    row = NODE_TYPES["last_position"]
+    node = row.build(BuildArgs("last", NodeConfig(), ((4, 3),), ((1, 3),), False, ("last",)))
+    x = np.arange(6.0).reshape(1, 2, 3)
+    assert row.shapes(NodeConfig(), ((4, 3),)) == ((1, 3),)
+    (y,), saved = node.forward(None, (x,))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(y, [[[3.0, 4.0, 5.0]]])
+    with pytest.raises(InvariantError):
+        node.backward(None, saved, (y,))  # type: ignore[arg-type]

@@ -87,8 +87,9 @@ async def orchestrator(
     """A running orchestrator; cancelled at the end."""
     control, tensors = broker.connect(), broker.connect()
     me = PNodeId(name)
-    transport = HopTransport(tensors, me, "elsewhere", lambda _hop, _payload: None)
-    shell = Shell(Outside(control, transport, storage or FileStorage(data_dir), data_dir, me, MonotonicClock()))
+    hops: asyncio.Queue[tuple[Hop, np.ndarray]] = asyncio.Queue()
+    transport = HopTransport(tensors, me, "elsewhere", lambda hop, payload: hops.put_nowait((hop, payload)))
+    shell = Shell(Outside(control, transport, storage or FileStorage(data_dir), data_dir, me, MonotonicClock(), hops))
     task = asyncio.create_task(shell.run())
     try:
         yield shell

@@ -204,9 +204,9 @@ async def test_the_validations_of_a_session_are_shown_and_one_that_cannot_be_is_
     async with fake_agents(broker, "a", "b"):
         await one.ask("session.create", **{**RUN, "steps": 6, "hyper": {"validate_every": 4, "validate_batches": 1}})
         await one.until_state("done")
-        rows = (await one.ask("session.validations", session="s", first=1, last=100))["rows"]
+        rows = (await one.ask("session.rows", session="s", first=1, last=100))["validations"]
         assert [(row["step"], row["best"]) for row in rows] == [(4, True), (6, False)]
-        assert (await one.ask("session.validations", session="s", first=5, last=6))["rows"] == rows[1:]
+        assert (await one.ask("session.rows", session="s", first=5, last=6))["validations"] == rows[1:]
         assert (await one.ask("session.show", session="s"))["best"] == {"step": 4, "loss": rows[0]["loss"]}
         assert len((await one.ask("session.rows", session="s", first=1, last=100))["rows"]) == 6
 

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from dcnr.backends.load import load_backend
-from dcnr.cli.sample import Sampler
 from dcnr.ids import SessionId
 from dcnr.network.load import load_graph
 from dcnr.storage.export import export_folder
@@ -20,6 +19,7 @@ from tests.tolerances import EXPORTED, worst_error
 
 pytest.importorskip("torch")
 
+from tests.parity.sampler import Sampler
 from tests.parity.torch_export import RULES, TorchNetwork, load
 
 NETWORKS = Path(__file__).parents[2] / "networks"

@@ -29,6 +29,7 @@ from dcnr.agents.commands import (
     Job,
     Pass,
     Prepare,
+    Read,
     SendHop,
     SendReport,
     Settle,
@@ -198,7 +199,7 @@ class Agent(Process[Event, Command]):
 
     def perform(self, command: Command) -> None:
         match command:
-            case Pass() | Evaluate() | Fold() | Abort() | Apply() | Settle() | Snapshot():
+            case Pass() | Evaluate() | Fold() | Abort() | Apply() | Settle() | Snapshot() | Read():
                 self.runner.submit(command)
             case Prepare() | Install() | Evict():
                 self._setups.append(command)

@@ -32,6 +32,7 @@ from dcnr.orchestrator.commands import (
     ReadWindows,
     SendHop,
     SetPeers,
+    Spoke,
     WriteManifest,
 )  # fmt: skip
 from dcnr.orchestrator.commands import Store as StoreRecord
@@ -197,7 +198,7 @@ class Orchestrator(Process[Event, Command]):
                 self._write((BUCKETS[type(record)], key_of(record)), record)
             case Drop(bucket, key):
                 self._write((bucket, key), None)
-            case SetPeers() | Erase() | Answer():
+            case SetPeers() | Erase() | Answer() | Spoke():
                 pass
             case _:
                 assert_never(command)

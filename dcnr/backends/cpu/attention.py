@@ -62,6 +62,18 @@ def softmax_kernel(s_ZTT: Floats, scale: float, causal: bool) -> None:
             s_ZTT[z, i, run:] = F4(0)
 
 
+@kernel("void(f4[:,:,::1], i8, f8)")
+def softmax_cached_kernel(s_ZTS: Floats, first: int, scale: float) -> None:
+    """Row i is of position first + i."""
+    positions = s_ZTS.shape[2]
+    for z in range(s_ZTS.shape[0]):
+        for i in range(s_ZTS.shape[1]):
+            seen = first + i + 1
+            run = min(positions, (seen + RUN - 1) // RUN * RUN)
+            softmax_row(s_ZTS[z, i, :run], seen, F4(scale))
+            s_ZTS[z, i, run:] = F4(0)
+
+
 @kernel("void(f4[:,:,::1], f4[:,:,::1], f8, b1)")
 def softmax_backward_kernel(p_ZTT: Floats, ds_ZTT: Floats, scale: float, causal: bool) -> None:
     positions = p_ZTT.shape[1]
@@ -84,13 +96,7 @@ def attention(
     """See `Backend.attention`. Keeps float32 qkv with its bias, q and k turned, and the probabilities [B, H, T, T]."""
     rows, positions, columns = qkv.shape
     width = columns // (3 * heads)
-    x_BTF = wide(pool, qkv)
-    flat = x_BTF.reshape(-1, columns)
-    if bias_F is not None:
-        add_bias(flat, wide(pool, bias_F))
-    if rope is not None:
-        cos, sin = turns(rope, positions, width, False)
-        rotate_kernel(flat, cos, sin, 2 * heads, flat)
+    x_BTF = turned(pool, qkv, bias_F, heads, rope)
     q, k, v = heads_of(x_BTF, 3, heads)
     p = pool.empty((rows, heads, positions, positions))
     np.matmul(q, k.swapaxes(2, 3), out=p)
@@ -98,6 +104,34 @@ def attention(
     o = pool.empty((rows, positions, heads * width))
     np.matmul(p, v, out=heads_of(o, 1, heads)[0])
     return narrow(pool, o, qkv.dtype), (x_BTF, p)
+
+
+def attention_cached(pool: Pool, qkv: Floats, bias_F: Floats | None, heads: int, rope: Rope | None, into_BSE: Floats, first: int) -> Floats:
+    """See `Backend.attention_cached`."""
+    rows, positions, columns = qkv.shape
+    width, seen = columns // (3 * heads), first + positions
+    x_BTF = turned(pool, qkv, bias_F, heads, None if rope is None else rope._replace(first=first))
+    into_BSE[:, first:seen] = x_BTF[:, :, columns // 3 :]
+    q = heads_of(x_BTF, 3, heads)[0]
+    k, v = heads_of(wide(pool, into_BSE[:, :seen]), 2, heads)
+    p = pool.empty((rows, heads, positions, seen))
+    np.matmul(q, k.swapaxes(2, 3), out=p)
+    softmax_cached_kernel(p.reshape(-1, positions, seen), first, 1.0 / math.sqrt(width))
+    o = pool.empty((rows, positions, heads * width))
+    np.matmul(p, v, out=heads_of(o, 1, heads)[0])
+    return narrow(pool, o, qkv.dtype)
+
+
+def turned(pool: Pool, qkv: Floats, bias_F: Floats | None, heads: int, rope: Rope | None) -> Floats:
+    """float32 qkv with its bias, q and k turned; in place where it is float32 already."""
+    x_BTF = wide(pool, qkv)
+    flat = x_BTF.reshape(-1, x_BTF.shape[-1])
+    if bias_F is not None:
+        add_bias(flat, wide(pool, bias_F))
+    if rope is not None:
+        cos, sin = turns(rope, x_BTF.shape[1], flat.shape[1] // (3 * heads), False)
+        rotate_kernel(flat, cos, sin, 2 * heads, flat)
+    return x_BTF
 
 
 def attention_backward(

@@ -150,6 +150,9 @@ class CpuBackend(HostOps):
     ) -> tuple[Array, tuple[Array, ...]]:
         return attention.attention(self._pool, qkv_BTF, bias_F, heads, causal, rope)
 
+    def attention_cached(self, qkv_BTF: Array, bias_F: Array | None, heads: int, rope: Rope | None, into_BSE: Array, first: int) -> Array:
+        return attention.attention_cached(self._pool, qkv_BTF, bias_F, heads, rope, into_BSE, first)
+
     def attention_backward(
         self, do_BTD: Array, o_BTD: Array, bias_F: Array | None, saved: tuple[Array, ...], heads: int, causal: bool, rope: Rope | None,
         into_bias: Array | None, accumulate: bool,

@@ -41,10 +41,18 @@ def rotate_kernel(x_RC: Array, cos_TP: Array, sin_TP: Array, heads: int, y_RC: A
             turn_row(before, cos_TP[t], sin_TP[t], y_RC[r, h * width : (h + 1) * width])
 
 
-@lru_cache(maxsize=64)
 def turns(rope: Rope, positions: int, width: int, backward: bool) -> tuple[Array, Array]:
-    """cos and sin [T, width / 2] of the angles t * theta**(-2i / width), negative for the backward."""
-    rates = rope.theta ** (-2.0 * np.arange(width // 2) / width)
+    """cos and sin [T, width / 2] of the angles (first + t) * theta**(-2i / width), negative for the backward."""
+    if not rope.first:
+        return _turns(rope.theta, positions, width, backward)
+    end = rope.first + positions
+    cos, sin = _turns(rope.theta, 1 << (end - 1).bit_length(), width, backward)  # few tables, however far it is
+    return cos[rope.first : end], sin[rope.first : end]
+
+
+@lru_cache(maxsize=64)
+def _turns(theta: float, positions: int, width: int, backward: bool) -> tuple[Array, Array]:
+    rates = theta ** (-2.0 * np.arange(width // 2) / width)
     angles = np.outer(np.arange(positions), rates)
     sin = -np.sin(angles) if backward else np.sin(angles)
     return np.ascontiguousarray(np.cos(angles), np.float32), np.ascontiguousarray(sin, np.float32)

@@ -3,6 +3,7 @@
 Three ways, one interface (`attention.cuh` says what the arrays are): `attention_hopper` (compute capability 9.0), `attention_mma` (8.0 and
 later), `attention_simt` (any GPU, any dtype; also when the fused ways are switched off). q and k get their bias and their rotation in
 place, in a kernel of their own; v stays as it came: its bias is added to the output, since the weights of a row sum to 1.
+Generation has a kernel of its own, `attention_cached`, over keys and values that are kept.
 """
 
 from __future__ import annotations
@@ -68,6 +69,31 @@ def attention(
     return o_BTD, (qkv_BTF, lse)
 
 
+def attention_cached(
+    device: Device, qkv_BTF: DeviceArray, bias_F: DeviceArray | None, heads: int, rope: Rope | None, into_BSE: DeviceArray, first: int
+) -> DeviceArray:
+    """See `Backend.attention_cached`."""
+    shape = _shape(qkv_BTF, heads)
+    o_BTD = device.empty((*qkv_BTF.shape[:-1], heads * shape.head_dim), qkv_BTF.dtype)
+    if not qkv_BTF.size:
+        return o_BTD
+    _check_dim(shape)
+    _turn(device, qkv_BTF, bias_F, shape, rope, first)
+    defines = _defines(shape, qkv_BTF, bias_F)
+    kept, features = into_BSE.shape[1:]
+    count = shape.batch * shape.length * features
+    places = shape.length, features, kept, first
+    device.launch(
+        device.kernel("attention_cached", "keep", *defines), (blocks(count, 256), 1), 256,
+        (qkv_BTF, into_BSE, bias_F, np.uint64(count), *places),
+    )  # fmt: skip
+    device.launch(
+        device.kernel("attention_cached", "attend", *defines), (shape.batch * shape.length * heads, 1), 256,
+        (qkv_BTF, into_BSE, o_BTD, shape.length, heads, kept, first, 1.0 / math.sqrt(shape.head_dim)),
+    )  # fmt: skip
+    return o_BTD
+
+
 def attention_backward(
     device: Device, do_BTD: DeviceArray, o_BTD: DeviceArray, bias_F: DeviceArray | None, saved: tuple[DeviceArray, ...], heads: int,
     causal: bool, rope: Rope | None, into_bias: DeviceArray | None, accumulate: bool, fused: bool = True,
@@ -106,13 +132,17 @@ def _way(device: Device, qkv_BTF: DeviceArray, shape: Shape, fused: bool) -> Way
         return _hopper(TILE * head_dim * 2)
     if fast and head_dim in MMA_DIMS:
         return _mma(head_dim)
-    if head_dim > LARGEST_DIM:
-        raise BackendUnavailable(
-            f"Attention on a GPU takes heads of at most {LARGEST_DIM} numbers, this one has {head_dim}.",
-            "Use more heads, or another backend.",
-        )
+    _check_dim(shape)
     rows, threads = (32, 256) if head_dim <= 64 else (16, 256) if head_dim <= 160 else (8, 64)
     return Way("attention_simt", rows, threads, _shared(0, 0, 0))
+
+
+def _check_dim(shape: Shape) -> None:
+    if shape.head_dim > LARGEST_DIM:
+        raise BackendUnavailable(
+            f"Attention on a GPU takes heads of at most {LARGEST_DIM} numbers, this one has {shape.head_dim}.",
+            "Use more heads, or another backend.",
+        )
 
 
 def _hopper(tile: int) -> Way:
@@ -154,15 +184,16 @@ def _maps(device: Device, way: Way, shape: Shape, arrays: Sequence[DeviceArray])
     return tuple(maps)
 
 
-def _turn(device: Device, qkv_BTF: DeviceArray, bias_F: DeviceArray | None, shape: Shape, rope: Rope | None) -> None:
-    """Bias and rotation of q and k, in place."""
+def _turn(device: Device, qkv_BTF: DeviceArray, bias_F: DeviceArray | None, shape: Shape, rope: Rope | None, first: int = 0) -> None:
+    """Bias and rotation of q and k, in place; `first` is the position of the first row."""
     if rope is None and bias_F is None:
         return
     size = group(qkv_BTF, *[bias_F] if bias_F else [], width=shape.head_dim)
     kernel = device.kernel("attention_rope", "turn", *_defines(shape, qkv_BTF, bias_F), f"GROUP={size}")
     rows = shape.batch * shape.length
     grid = blocks(rows * 2 * shape.heads * blocks(shape.head_dim, max(size, 2)), 256), 1
-    args = (qkv_BTF, _turns(device, rope, shape), bias_F, np.uint64(rows), shape.length, shape.heads)
+    turns = _turns(device, rope, shape._replace(length=first + shape.length))
+    args = (qkv_BTF, turns and turns[first:], bias_F, np.uint64(rows), shape.length, shape.heads)
     device.launch(kernel, grid, 256, args)
 
 

@@ -183,6 +183,11 @@ class CupyBackend:
     ) -> tuple[DeviceArray, tuple[DeviceArray, ...]]:
         return attention.attention(self._device, qkv_BTF, bias_F, heads, causal, rope, self._fused_attention)
 
+    def attention_cached(
+        self, qkv_BTF: DeviceArray, bias_F: DeviceArray | None, heads: int, rope: Rope | None, into_BSE: DeviceArray, first: int
+    ) -> DeviceArray:
+        return attention.attention_cached(self._device, qkv_BTF, bias_F, heads, rope, into_BSE, first)
+
     def attention_backward(
         self, do_BTD: DeviceArray, o_BTD: DeviceArray, bias_F: DeviceArray | None, saved: tuple[DeviceArray, ...], heads: int,
         causal: bool, rope: Rope | None, into_bias: DeviceArray | None, accumulate: bool,

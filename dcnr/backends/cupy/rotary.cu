@@ -3,15 +3,17 @@
 #include "group.cuh"
 constexpr int PAIRS = GROUP == 8 ? 4 : 1;
 
-// x[batch][length][width]; grid (shares of length * width / (2 PAIRS) threads, shares of the batch); log_theta = log2(theta), sign -1: backward
-KERNEL __launch_bounds__(256) rotate(const store_t* x, store_t* y, int batch, int length, int width, double log_theta, float sign) {
+// x[batch][length][width]; grid (shares of length * width / (2 PAIRS) threads, shares of the batch); log_theta = log2(theta), sign -1: backward,
+// first: the position of row 0
+KERNEL __launch_bounds__(256) rotate(const store_t* x, store_t* y, int batch, int length, int width, double log_theta, float sign,
+                                              int first) {
   const u64 plane = (u64)length * width, at = ((u64)blockIdx.x * 256 + threadIdx.x) * (2 * PAIRS);
   if (at >= plane) return;
   const int t = (int)(at / width), c = (int)(at % width);
   float cosine[PAIRS], sine[PAIRS];
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
-    const double turns = t * exp2(-(double)(c + 2 * p) / width * log_theta) * 0.15915494309189533577;
+    const double turns = (first + t) * exp2(-(double)(c + 2 * p) / width * log_theta) * 0.15915494309189533577;
     const float angle = (float)((turns - rint(turns)) * 6.28318530717958647693);
     cosine[p] = cosf(angle); sine[p] = sign * sinf(angle);
   }

@@ -27,5 +27,5 @@ def rotate(device: Device, x_BTD: DeviceArray, rope: Rope, backward: bool = Fals
     kernel = device.kernel("rotary", "rotate", storage(x_BTD.dtype), f"GROUP={size}")
     grid = blocks(length * width, THREADS * max(size, 2)), min(batch, BATCH_SHARES)
     sign = -1.0 if backward else 1.0
-    device.launch(kernel, grid, THREADS, (x_BTD, y, batch, length, width, np.float64(math.log2(rope.theta)), sign))
+    device.launch(kernel, grid, THREADS, (x_BTD, y, batch, length, width, np.float64(math.log2(rope.theta)), sign, rope.first))
     return y

@@ -26,6 +26,17 @@ class AttentionOps:
         return like(_merged(_probabilities(q, k, causal) @ v), qkv_BTF), (qkv_BTF,)
 
     @quiet
+    def attention_cached(
+        self, qkv_BTF: HostArray, bias_F: HostArray | None, heads: int, rope: Rope | None, into_BSE: HostArray, first: int
+    ) -> HostArray:
+        """Writes the new keys and values, and reads all of them as they are stored."""
+        q, k, v = _heads(_biased(qkv_BTF, bias_F), heads, None if rope is None else rope._replace(first=first))
+        seen = first + qkv_BTF.shape[1]
+        into_BSE[:, first:seen] = np.concatenate([_merged(k), _merged(v)], axis=-1)
+        keys, values = (_split(part, heads) for part in np.split(wide(into_BSE[:, :seen]), 2, axis=-1))
+        return like(_merged(_probabilities(q, keys, True) @ values), qkv_BTF)
+
+    @quiet
     def attention_backward(
         self, do_BTD: HostArray, o_BTD: HostArray, bias_F: HostArray | None, saved: tuple[HostArray, ...],
         heads: int, causal: bool, rope: Rope | None, into_bias: HostArray | None, accumulate: bool,
@@ -58,9 +69,12 @@ def _heads(qkv_BTF: HostArray, heads: int, rope: Rope | None) -> tuple[HostArray
 
 
 def _probabilities(q_BHTD: HostArray, k_BHSD: HostArray, causal: bool) -> HostArray:
+    """The queries are those of the last positions."""
     scores_BHTS = q_BHTD @ k_BHSD.swapaxes(-1, -2) / math.sqrt(q_BHTD.shape[-1])
     if causal:
-        scores_BHTS = np.where(np.tri(q_BHTD.shape[-2], dtype=bool), scores_BHTS, scores_BHTS.dtype.type(-np.inf))
+        queries, keys = scores_BHTS.shape[-2:]
+        seen_TS = np.tri(queries, keys, keys - queries, dtype=bool)
+        scores_BHTS = np.where(seen_TS, scores_BHTS, scores_BHTS.dtype.type(-np.inf))
     e_BHTS = np.exp(scores_BHTS - scores_BHTS.max(axis=-1, keepdims=True))
     return np.asarray(e_BHTS / e_BHTS.sum(axis=-1, keepdims=True))
 

@@ -12,7 +12,7 @@ from dcnr.backends.numpy.wide import like, quiet, wide
 def rotate(x_TD: HostArray, rope: Rope, backward: bool) -> HostArray:
     """Turn the pairs of [..., T, D]; angles are computed in float64."""
     length, width = x_TD.shape[-2:]
-    angle = np.arange(length)[:, None] * rope.theta ** (-np.arange(0, width, 2) / width)
+    angle = np.arange(rope.first, rope.first + length)[:, None] * rope.theta ** (-np.arange(0, width, 2) / width)
     cos, sin = like(np.cos(angle), x_TD), like(np.sin(-angle if backward else angle), x_TD)
     even, odd = x_TD[..., 0::2], x_TD[..., 1::2]
     return np.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1).reshape(x_TD.shape)
@@ -46,5 +46,5 @@ class EmbeddingOps:
 
     @quiet
     def rotate(self, x_BTD: HostArray, rope: Rope, backward: bool = False) -> HostArray:
-        """Turn pair (2i, 2i+1) of position t by t * theta**(-2i/D)."""
+        """Turn pair (2i, 2i+1) of row t by (first + t) * theta**(-2i/D)."""
         return like(rotate(wide(x_BTD), rope, backward), x_BTD)

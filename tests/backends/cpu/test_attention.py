@@ -60,3 +60,24 @@ def test_overflow_gets_through(bad: float) -> None:
 def test_large_scores_do_not_overflow() -> None:
     """The largest score of a row is subtracted first."""
     same(lambda backend, put: (backend.attention(put(100 * draw(2, 33, 3 * 16)), None, 2, True, None)[0],))
+
+
+@pytest.mark.parametrize("precision", STORED)
+@pytest.mark.parametrize("rope", [None, Rope(100.0)])
+@pytest.mark.parametrize(("heads", "width"), [(1, 2), (3, 6), (5, 34)])
+@pytest.mark.parametrize("pieces", [(1, 1), (33, 1, 1), (7, 60, 1)], ids=str)
+def test_in_pieces(pieces: tuple[int, ...], heads: int, width: int, rope: Rope | None, precision: Precision) -> None:
+    """o of every piece, and what is kept of it, with a bias and without."""
+
+    def operation(backend: Backend, put: Any) -> tuple[Any, ...]:
+        found, b = [], put(0.5 * draw(3 * heads * width))
+        for bias in (b, None):
+            kept, first = put(np.zeros((2, sum(pieces) + 5, 2 * heads * width), np.float32)), 0
+            for length in pieces:
+                qkv = put(draw(2, length, 3 * heads * width, seed=first))
+                found.append(backend.attention_cached(qkv, bias, heads, rope, kept, first))
+                first += length
+            found.append(kept)
+        return tuple(found)
+
+    same(operation, precision)

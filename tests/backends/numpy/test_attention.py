@@ -36,3 +36,19 @@ def test_large_scores_do_not_overflow() -> None:
     o, saved = backend.attention(qkv, None, 1, True, None)
     np.testing.assert_allclose(o, 100)
     assert np.isfinite(backend.attention_backward(o, o, None, saved, 1, True, None, None, False)).all()
+
+
+@pytest.mark.parametrize("rope", [None, Rope(100.0)])
+@pytest.mark.parametrize("pieces", [(7,), (1,) * 7, (3, 1, 1, 2)], ids=str)
+def test_in_pieces_it_is_what_all_positions_at_once_give(pieces: tuple[int, ...], rope: Rope | None) -> None:
+    """Whatever lies beyond the positions so far, in what is kept, is neither read nor written."""
+    heads, width = 3, 4
+    qkv, bias = (np.random.default_rng(3).normal(size=(*leading, 3 * heads * width)) for leading in ((2, 7), ()))
+    whole, _ = backend.attention(qkv, bias, heads, True, rope)
+    kept, first = np.full((2, 9, 2 * heads * width), np.nan), 0
+    for length in pieces:
+        o = backend.attention_cached(qkv[:, first : first + length], bias, heads, rope, kept, first)
+        np.testing.assert_allclose(o, whole[:, first : first + length])
+        first += length
+        assert np.isnan(kept[:, first:]).all()
+        assert np.isfinite(kept[:, :first]).all()

@@ -1,4 +1,4 @@
-"""Text from a trained checkpoint: runs the network's own graph forward in this process and draws one token after the other.
+"""A network as its file says it, unfused and in one piece: runs the graph forward, node by node.
 
 Rule 1: it is the real thing: the graph of the network file, unfused, with the checkpoint's weights, on the `numpy` backend.
 Rule 2: a window always has the network's full length, so every static shape of the graph holds; attention is causal, so what pads it
@@ -10,23 +10,16 @@ B batch rows (1), T positions, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from dcnr.backends.base import Array, Backend
-from dcnr.backends.load import load_backend
-from dcnr.data.dataset import Dataset
 from dcnr.errors import UserError
-from dcnr.ids import SessionId
 from dcnr.network.graph import Graph, GraphNode, Port
 from dcnr.network.instantiate import instantiate
-from dcnr.network.load import load_graph
 from dcnr.nodes.base import Env, Parameter
 from dcnr.passes import prepare
-from dcnr.storage.checkpoint import MOMENTS, read_manifest, read_tensors
-from dcnr.storage.file import FileStorage
 
 Weights = Mapping[str, npt.NDArray[np.float32]]
 
@@ -87,18 +80,6 @@ class Sampler:
             weight=0.0,
             loss_scale=1.0,
         )
-
-
-async def sample_text(data_dir: Path, session: SessionId, prompt: str, count: int, temperature: float) -> str:
-    """`prompt` and `count` more tokens from the newest checkpoint of `session`."""
-    storage = FileStorage(data_dir)
-    manifest = await read_manifest(storage, session)
-    weights = await read_tensors(storage, manifest, [name for name in manifest.tensors if not name.endswith(MOMENTS)])
-    tokenizer = Dataset.open(data_dir, manifest.dataset).tokenizer()
-    sampler = Sampler(load_graph(manifest.network_file, manifest.network), weights, load_backend("numpy"))
-    ids = tokenizer.encode(prompt)
-    known = [token for token in sampler.sample(ids, count, temperature, np.random.default_rng(0)) if token < tokenizer.vocab_size]
-    return prompt + tokenizer.decode(known)
 
 
 def _stored(parameter: Parameter, weights: Weights) -> npt.NDArray[np.float32]:

@@ -1,0 +1,47 @@
+"""`dcnr generate`: what is asked for, and what is shown."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from dcnr.bus.memory import MemoryBroker
+from dcnr.cli.generate import stream, wanted, write
+from dcnr.client.cluster import Cluster
+from dcnr.client.generation import Piece
+from dcnr.errors import UserError
+
+OPTIONS: dict[str, Any] = {"temperature": 0.5, "top_k": 3, "stop": ("x", "y"), "no_cache": True, "pnodes": 0}
+
+
+def test_a_source_is_a_session_or_a_step_of_one() -> None:
+    """And the options are the fields of the verb."""
+    assert wanted("s", OPTIONS) == {
+        "session": "s", "step": None, "temperature": 0.5, "top_k": 3, "stop": ["x", "y"], "cache": False, "pnodes": 0,
+    }  # fmt: skip
+    assert wanted("s@12", OPTIONS)["step"] == 12
+
+
+@pytest.mark.parametrize("source", ["s@", "s@x", "s@-1", "s@1@2", "s@²"])
+def test_a_step_is_a_number(source: str) -> None:
+    """Said before anybody is asked."""
+    with pytest.raises(UserError, match="is not a step"):
+        wanted(source, OPTIONS)
+
+
+async def test_pieces_are_shown_as_they_come_and_waiting_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Text to stdout, reasons to stderr."""
+
+    async def pieces(_cluster: Cluster, **_wanted: object) -> AsyncGenerator[Piece, None]:
+        for text, waits in (("", "it needs a PNode"), ("", "it needs a PNode"), ("", "deploys to a"), ("so ", ""), ("it goes", "")):
+            yield Piece(text, 1, 1, 1, False, False, "", waits)
+
+    monkeypatch.setattr(Cluster, "pieces", pieces)
+    text, last = await stream(Cluster(MemoryBroker().connect()), {}, write)
+    out, err = capsys.readouterr()
+    assert (text, out, last.text) == ("so it goes", "so it goes", "it goes")
+    assert err.splitlines() == ["it needs a PNode", "deploys to a"]
