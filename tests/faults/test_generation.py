@@ -12,7 +12,7 @@ from tests.faults.cluster import Cluster, Tensors
 
 pytestmark = [pytest.mark.nats, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="package")]
 
-WANTED: dict[str, Any] = {"session": "undisturbed", "prompt": "line 7", "temperature": 1.0, "seed": 5, "max_tokens": 400}
+WANTED: dict[str, Any] = {"session": "undisturbed", "prompt": "line 7", "temperature": 1.0, "seed": 5, "max_tokens": 250}
 
 
 async def answer(cluster: Cluster, kill: Any = None, **fields: Any) -> str:
