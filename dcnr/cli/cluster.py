@@ -61,6 +61,7 @@ class LocalCluster:
         self.url = os.environ.get("NATS_URL", "")
         self._store = from_environment(self._data_dir).nats_store
         self._server = None if self.url else NatsServer(self._store, port)
+        self._server_pid = 0
         suffix = "" if self._server else f"-{os.getpid()}"
         self.agents = tuple(f"agent-{index + 1}{suffix}" for index in range(agents))
 
@@ -135,9 +136,10 @@ class LocalCluster:
 
     async def _start_server(self, server: NatsServer) -> None:
         await server.start()
-        assert server.pid is not None
-        self._guard.born(server.pid)
-        self._server, self._server_pid, self.url = server, server.pid, server.url
+        self._server, self.url = server, server.url
+        if (pid := server.pid) is not None:  # else somebody killed it the moment it answered
+            self._guard.born(pid)
+            self._server_pid = pid
 
     @property
     def _server_log(self) -> str:

@@ -43,8 +43,8 @@ def runs_anew(data_dir: Path, part: str, old: int) -> bool:
 
 
 def server_pid(data_dir: Path) -> int:
-    """Of the nats-server that wrote its file last."""
-    return int((data_dir / "nats" / "nats-server.pid").read_text())
+    """Of the nats-server that wrote its file last; 0 while one is writing it."""
+    return int((data_dir / "nats" / "nats-server.pid").read_text() or 0)
 
 
 def answers(data_dir: Path) -> bool:
@@ -94,7 +94,7 @@ async def test_whoever_dies_lives_again_and_that_is_a_line(tmp_path: Path) -> No
                 await until(lambda: (tmp_path / "logs" / "agent-1.log").read_text().count("agent-1 is ready") == 2)
             old = server_pid(tmp_path)
             psutil.Process(old).kill()
-            await until(lambda: server_pid(tmp_path) != old)
+            await until(lambda: server_pid(tmp_path) != old and answers(tmp_path))
             async with connection(cluster.url) as bus:
                 while not await alive(bus):
                     await asyncio.sleep(0.1)
