@@ -78,9 +78,17 @@ class SessionInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class BestStep:
+    """The step with the smallest validation loss of a session, in nats a token."""
+
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
 class SessionDetails(SessionInfo):
     """Everything about a session. `assignment`: which VNode is where, empty at rest. `checkpoints`: the steps of those that can be gone
-    back to."""
+    back to. `best`: None before the first validation."""
 
     batch: int
     micro_batches: int
@@ -90,6 +98,7 @@ class SessionDetails(SessionInfo):
     epoch: int
     assignment: dict[NodeId, PNodeId]
     checkpoints: tuple[int, ...]
+    best: BestStep | None
 
 
 @dataclass(frozen=True, slots=True)
