@@ -1,6 +1,6 @@
 """A whole cluster on this machine: server, orchestrator and agents as children of this process.
 
-Rule 1: with `NATS_URL` set no server is started; orchestrator and agents join that one.
+Rule 1: with `NATS_URL` set, and no port asked for, no server is started; orchestrator and agents join that one.
 Rule 2: it is ready when every agent was heard, and the orchestrator lists it as alive.
 Rule 3: while it starts, a death is the end. Later whoever dies is started again in its place, under its name, and that is a line; one that
 ends by itself time after time is the end (cli/children).
@@ -53,14 +53,17 @@ ASK_EVERY = 0.1
 class LocalCluster:
     """An async context manager; `url` is where its NATS server answers."""
 
-    def __init__(self, data_dir: Path, agents: int, backend: str = "auto", port: int = 0, devices: Sequence[int] = ()) -> None:
-        """`port` of the server; 0 for any free one. `devices` are GPUs that the agents take in turn; the first one if none is named."""
+    def __init__(self, data_dir: Path, agents: int, backend: str = "auto", port: int | None = None, devices: Sequence[int] = ()) -> None:
+        """`port` of the server; 0, or nothing said, for any free one.
+
+        `devices` are GPUs that the agents take in turn; the first one if none is named.
+        """
         self._data_dir = data_dir.absolute()
         self._backend = backend
         self._devices = devices
-        self.url = os.environ.get("NATS_URL", "")
+        self.url = os.environ.get("NATS_URL", "") if port is None else ""
         self._store = from_environment(self._data_dir).nats_store
-        self._server = None if self.url else NatsServer(self._store, port)
+        self._server = None if self.url else NatsServer(self._store, port or 0)
         self._server_pid = 0
         suffix = "" if self._server else f"-{os.getpid()}"
         self.agents = tuple(f"agent-{index + 1}{suffix}" for index in range(agents))
@@ -141,6 +144,13 @@ class LocalCluster:
             self._guard.born(pid)
             self._server_pid = pid
 
+    async def _find_server(self) -> None:
+        try:
+            async with connection(self.url):
+                pass
+        except BusUnavailable as error:
+            raise BusUnavailable(error.message, "start that server; or unset NATS_URL, and one is started here") from error
+
     @property
     def _server_log(self) -> str:
         return f"its log is in {self._store}"
@@ -148,6 +158,8 @@ class LocalCluster:
     async def _start(self) -> None:
         if self._server is not None:
             await self._start_server(self._server)
+        else:
+            await self._find_server()
         click.echo(f"starting orchestrator and {len(self.agents)} {'agent' if len(self.agents) == 1 else 'agents'} at {self.url}", err=True)
         env = {"NATS_URL": self.url, "DCNR_DATA_DIR": str(self._data_dir)}
         await self._children.start("orchestrator", _program("dcnr.cli.main", "orchestrator"), env)

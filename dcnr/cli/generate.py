@@ -33,7 +33,7 @@ def sampling_options(command: F) -> F:
 _OPTIONS = (
     click.option("--temperature", type=click.FloatRange(min=0), default=0.8, show_default=True, help="0: always the likeliest token."),
     click.option("--top-k", type=click.IntRange(min=0), default=0, help="Only of the so many likeliest tokens.  [default: all]"),
-    click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Only of the likeliest that have this share."),
+    click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Of the likeliest of this share.  [default: 1]"),
     click.option("--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="At most so many tokens."),
     click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The same seed gives the same text."),
     click.option("--stop", multiple=True, help="End before this text; may be given several times."),
@@ -68,14 +68,22 @@ def wanted(source: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _generate(fields: dict[str, Any], as_json: bool) -> None:
+    prompt = fields["prompt"]
+    before = prompt  # of what is shown next: the prompt is shown when it was accepted
+
+    def show(text: str) -> None:
+        nonlocal before
+        write(before + text)
+        before = ""
+
     async with connect() as cluster:
-        if not as_json:
-            write(fields["prompt"])
-        text, last = await stream(cluster, fields, (lambda _text: None) if as_json else write)
+        try:
+            text, last = await stream(cluster, fields, (lambda _text: None) if as_json else show)
+        finally:
+            if not before:  # what comes next, an error too, begins a line
+                click.echo()
     if as_json:
-        show_json({"prompt": fields["prompt"], "text": text, "tokens": last.tokens, "positions": last.positions, "ended": last.reason})
-    else:
-        click.echo()
+        show_json({"prompt": prompt, "text": text, "tokens": last.tokens, "positions": last.positions, "ended": last.reason})
 
 
 def write(text: str) -> None:

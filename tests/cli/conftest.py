@@ -73,11 +73,11 @@ def strays(data_dir: Path) -> list[str]:
     return found
 
 
-def start_up(data_dir: Path, *arguments: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
-    """`dcnr up`, and what it says when it is ready."""
+def start_up(data_dir: Path, *arguments: str, **more: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+    """`dcnr up`, in our environment with `more`, and what it says when it is ready."""
     process = subprocess.Popen(
         command("up", "--backend", "numpy", "--port", "0", "--json", *arguments),
-        env=environment(data_dir),
+        env=environment(data_dir, **more),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from dcnr.bus.memory import MemoryBroker
-from dcnr.cli.generate import stream, wanted, write
+from dcnr.cli.generate import generate, stream, wanted, write
 from dcnr.client.cluster import Cluster
 from dcnr.client.generation import Piece
-from dcnr.errors import UserError
+from dcnr.errors import NotFound, UserError
 
 OPTIONS: dict[str, Any] = {"temperature": 0.5, "top_k": 3, "stop": ("x", "y"), "no_cache": True, "pnodes": 0}
 
@@ -45,3 +47,31 @@ async def test_pieces_are_shown_as_they_come_and_waiting_is_said_once(
     out, err = capsys.readouterr()
     assert (text, out, last.text) == ("so it goes", "so it goes", "it goes")
     assert err.splitlines() == ["it needs a PNode", "deploys to a"]
+
+
+async def _nothing() -> AsyncGenerator[Piece, None]:
+    for piece in list[Piece]():
+        yield piece
+
+
+def test_a_refusal_shows_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would look like the beginning of a text; and an error in the middle of one begins a line."""
+
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[Cluster]:
+        yield Cluster(MemoryBroker().connect())
+
+    async def refused(_cluster: Cluster, **_wanted: object) -> AsyncGenerator[Piece, None]:
+        async for piece in _nothing():
+            yield piece
+        raise NotFound("no session 's'")
+
+    async def broken(_cluster: Cluster, **_wanted: object) -> AsyncGenerator[Piece, None]:
+        yield Piece("so ", 1, 1, 1, False, False, "", "")
+        raise UserError("it broke")
+
+    monkeypatch.setattr("dcnr.cli.generate.connect", connect)
+    monkeypatch.setattr(Cluster, "pieces", refused)
+    assert CliRunner().invoke(generate, ["s", "--prompt", "and "]).stdout == ""
+    monkeypatch.setattr(Cluster, "pieces", broken)
+    assert CliRunner().invoke(generate, ["s", "--prompt", "and "]).stdout == "and so \n"

@@ -65,3 +65,22 @@ def test_a_busy_port_is_one_line_and_code_2(tmp_path: Path) -> None:
     assert f"port {port} is already in use" in done.stderr
     assert done.stderr.count("\n") == 1
     assert strays(tmp_path) == []
+
+
+def test_a_server_that_is_not_there_is_one_line_with_a_way_out(tmp_path: Path) -> None:
+    """`NATS_URL` names it; nothing was started for nothing."""
+    env = environment(tmp_path, NATS_URL="nats://127.0.0.1:1")
+    done = subprocess.run(command("up"), env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: no NATS server answers at nats://127.0.0.1:1 (start that server; or unset NATS_URL, and one is started here)\n"
+    )
+    assert strays(tmp_path) == []
+
+
+def test_who_names_a_port_gets_a_server_there(tmp_path: Path) -> None:
+    """Also in a terminal in which `NATS_URL` still names another."""
+    process, ready = start_up(tmp_path, "--agents", "1", NATS_URL="nats://127.0.0.1:1")
+    assert ready["url"] != "nats://127.0.0.1:1"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)

@@ -318,7 +318,7 @@ def test_windows_hold_every_token_of_a_split_once_as_a_target(data_dir: Path, se
     assert (targets[len(ids) - 1 :] == -1).all()
     assert len(targets) - len(ids) + 1 < seq_len
     np.testing.assert_array_equal(rows[1:, 0], rows[:-1, -1])
-    with pytest.raises(UserError, match="has .* windows of"):
+    with pytest.raises(UserError, match=r"has .* windows of"):
         made.window_rows("validation", count, 1, seq_len)
 
 
