@@ -17,12 +17,16 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from dcnr.bus.messages import StepMetrics, ValidationMetrics
     from dcnr.client.answers import (
+        BestStep,
         Checkpoint,
         ClusterInfo,
+        HostedVNode,
+        Link,
         NetworkDetails,
         NetworkInfo,
         PNodeDetails,
         PNodeInfo,
+        Registered,
         SessionDetails,
         SessionInfo,
         SessionState,
@@ -37,12 +41,16 @@ if TYPE_CHECKING:
 _HOMES = {
     "dcnr.bus.messages": ("StepMetrics", "ValidationMetrics"),
     "dcnr.client.answers": (
+        "BestStep",
         "Checkpoint",
         "ClusterInfo",
+        "HostedVNode",
+        "Link",
         "NetworkDetails",
         "NetworkInfo",
         "PNodeDetails",
         "PNodeInfo",
+        "Registered",
         "SessionDetails",
         "SessionInfo",
         "SessionState",
@@ -57,12 +65,15 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "BestStep",
     "Checkpoint",
     "Cluster",
     "ClusterInfo",
     "DcnrError",
     "End",
     "GenerateOptions",
+    "HostedVNode",
+    "Link",
     "Log",
     "NetworkDetails",
     "NetworkFile",
@@ -70,6 +81,7 @@ __all__ = [
     "Note",
     "PNodeDetails",
     "PNodeInfo",
+    "Registered",
     "Session",
     "SessionDetails",
     "SessionInfo",
@@ -90,3 +102,7 @@ if not TYPE_CHECKING:  # a type checker knows the names, and is to find those th
         import importlib
 
         return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+    def __dir__() -> list[str]:
+        """For shells that complete names."""
+        return sorted({*globals(), *__all__})

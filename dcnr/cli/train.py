@@ -116,14 +116,14 @@ async def start_training(plan: TrainPlan, then: Callable[[Cluster], Awaitable[No
         if source is None or dataset is None:
             source = await fetch_source(cluster, plan.network)
             dataset = await _dataset(plan, source)
-        work = _both(_train(plan, cluster, source, dataset, hyper, name, writers), None if then is None else then(cluster))
+        work = _both(_train(plan, cluster, source, dataset, hyper, name, writers), then, cluster)
         await (local.run_beside(work, lambda line: click.echo(line, err=True)) if local else work)
 
 
-async def _both(training: Awaitable[None], then: Awaitable[None] | None) -> None:
+async def _both(training: Awaitable[None], then: Callable[[Cluster], Awaitable[None]] | None, cluster: Cluster) -> None:
     await training
     if then is not None:
-        await then
+        await then(cluster)
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:

@@ -166,7 +166,9 @@ def read(kind: type[T], answer: object) -> T:
 def read_all(kind: type[T], answer: Mapping[str, object], key: str) -> list[T]:
     """The records of a list in an answer. Raises `PeerError`."""
     adapter, found = TypeAdapter(kind), answer.get(key)
-    return [_checked(adapter, kind.__name__, one) for one in (found if isinstance(found, list) else [])]
+    if not isinstance(found, list):
+        raise PeerError(f"the orchestrator's answer has no list '{key}'", OTHER_VERSION)
+    return [_checked(adapter, kind.__name__, one) for one in found]
 
 
 def _checked(adapter: TypeAdapter[T], name: str, answer: object) -> T:

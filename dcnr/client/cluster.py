@@ -65,7 +65,10 @@ class TrainOptions(TypedDict, total=False):
 
 
 class Cluster:
-    """What `dcnr.connect` gives: the cluster behind a NATS server. As a context, it stops listening at the end."""
+    """What `dcnr.connect` gives: the cluster behind a NATS server. As a context, it stops listening at the end.
+
+    A session that was followed is heard until then: a program that follows thousands opens a `connect()` for each.
+    """
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus

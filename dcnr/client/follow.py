@@ -1,7 +1,8 @@
 """Follows a training run: its step rows, validations and changes of state, until it ends.
 
 Rule 1: metrics are at most once. Silence is filled by asking the orchestrator every `ASK_EVERY` seconds, a gap between two steps by asking
-it for the rows, at the latest before the end is told. Each step and each validation is told once, in order, whatever was rolled back.
+it for the rows, at the latest before the end is told. Each step is told once, in order, whatever was rolled back; each validation at most
+once: one whose message is lost is found only beside a gap of steps, and in the log.
 Rule 2: that nobody answers is not the end: it is told once, and so is that somebody answers again. Only `done`, `failed`, `suspended` and
 `deleted` end a run.
 Rule 3: what holds a run up or moves it is told in one note, once. Before the first step waiting and deploying are normal, so they are told
@@ -128,7 +129,7 @@ class Follower:
         while True:
             while self._news:
                 yield self._news.popleft()
-            if now is not None and now.state in _ENDS:
+            if now is not None and now.state in _ENDS and (now := self._newest(now)).state in _ENDS:
                 break
             if now is not None:
                 self._tell(now)
@@ -166,6 +167,12 @@ class Follower:
         standing = self._hear(data)
         await self._fill()
         return standing
+
+    def _newest(self, now: Standing) -> Standing:
+        """Where it stands after all that was heard: what was suspended may have been resumed before anybody read of it."""
+        while not self._heard.empty():
+            now = self._hear(self._heard.get_nowait()) or now
+        return now
 
     def _hear(self, data: bytes) -> Standing | None:
         """Take a row, or return a state."""
@@ -265,9 +272,7 @@ class Follower:
         return self._rows.gap(last) is None
 
     async def _catch_up(self, last: int) -> None:
-        """Before the end: take what was heard, and ask for what was not."""
-        while not self._heard.empty():
-            self._hear(self._heard.get_nowait())
+        """Before the end: ask for what was not heard."""
         for _ in range(FILL_TRIES):
             if await self._fill(last):
                 break

@@ -86,7 +86,8 @@ class _Table:
         whole = self._path.read_bytes()
         kept = whole[: whole.rfind(b"\n") + 1]
         lines = list(csv.reader(kept.decode("utf-8", "replace").splitlines()))
-        if (lines[:1] or whole) and lines[:1] != [list(self._columns)]:
+        ours = lines[:1] == [list(self._columns)] and all(len(line) == len(self._columns) and line[1].isdecimal() for line in lines[1:])
+        if whole and not ours:
             raise UserError(f"{self._path} holds something else than a training log of this version", "name another file")
         others = {line[0] for line in lines[1:]} - ({session} if not new else set())
         if others:

@@ -6,7 +6,9 @@ Rule 2: event files are records of `length, checksum, bytes, checksum`; one that
 
 from __future__ import annotations
 
+import socket
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,8 @@ class TensorBoardWriter:
         self._folder = folder / session
         self.name = str(self._folder)
         self.last_step = self.last_validation = 0
-        self._events: Any = None
+        self._records: Any = None
+        self._flush_at = 0.0
         for tag, step, _ in read_scalars(self._folder):
             if tag.startswith(VALIDATION):
                 self.last_validation = max(self.last_validation, step)
@@ -53,19 +56,30 @@ class TensorBoardWriter:
 
     def close(self) -> None:
         """Everything is written."""
-        if self._events is not None:
-            self._events.close()
+        if self._records is not None:
+            self._records.close()
 
     def _add(self, prefix: str, names: tuple[str, ...], row: StepMetrics | ValidationMetrics) -> None:
-        if self._events is None:
-            from tensorboardX import SummaryWriter  # seconds: only for those who write
+        from tensorboardX.proto.event_pb2 import Event  # seconds: only for those who write
+        from tensorboardX.proto.summary_pb2 import Summary
 
-            # its own file names differ only from second to second, and it would write over an older file
-            self._events = SummaryWriter(str(self._folder), flush_secs=FLUSH_EVERY, filename_suffix=f".after-{self.last_step}")
-        for name in names:
-            value = getattr(row, name)
-            if value is not None:
-                self._events.add_scalar(prefix + name, value, row.step)
+        if self._records is None:
+            self._records = self._open()
+            self._records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        values = {prefix + name: getattr(row, name) for name in names}
+        scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items() if value is not None]
+        self._records.write(Event(wall_time=time.time(), step=row.step, summary=Summary(value=scalars)).SerializeToString())
+        if time.monotonic() >= self._flush_at:
+            self._records.flush()
+            self._flush_at = time.monotonic() + FLUSH_EVERY
+
+    def _open(self) -> Any:
+        """A new file. Not a `SummaryWriter`: its thread dies of a full disk, and whoever writes then waits for it for ever."""
+        from tensorboardX.record_writer import RecordWriter
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # the step, since names by the second alone would write over an older file
+        return RecordWriter(str(self._folder / f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.after-{self.last_step}"))
 
 
 def read_scalars(folder: Path) -> Iterator[tuple[str, int, float]]:

@@ -5,6 +5,7 @@ Rule 1: a session is one run, whoever writes it and how often: a later writer go
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dcnr.bus.messages import StepMetrics, ValidationMetrics
@@ -21,6 +22,7 @@ class WandbWriter:
             import wandb
         except ImportError as error:
             raise UserError("--wandb needs the library of Weights & Biases", "install it: pip install 'dcnr[wandb]'") from error
+        self._refusal: type[Exception] = wandb.Error
         self.name = f"Weights & Biases project {project}"
         try:
             self._run: Any = wandb.init(project=project, id=session, name=session, resume="never" if new else "allow")
@@ -40,8 +42,15 @@ class WandbWriter:
 
     def close(self) -> None:
         """Everything is written."""
-        self._run.finish()
+        self._try(self._run.finish)
 
     def _log(self, prefix: str, names: tuple[str, ...], row: StepMetrics | ValidationMetrics) -> None:
         values = {prefix + name: getattr(row, name) for name in names}
-        self._run.log({name: value for name, value in values.items() if value is not None}, step=row.step)
+        known = {name: value for name, value in values.items() if value is not None}
+        self._try(lambda: self._run.log(known, step=row.step))
+
+    def _try(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except self._refusal as error:
+            raise OSError(str(error)) from error

@@ -8,7 +8,7 @@ Rule 2: a writer that fails is closed and given up; the others go on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -56,13 +56,14 @@ class Writers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for writer in self._writers:
-            writer.close()
+        with ExitStack() as closing:
+            for writer in self._writers:
+                closing.callback(writer.close)
 
     @property
     def first(self) -> int | None:
-        """The first step that one of them lacks; None if there are none."""
-        return min((writer.last_step + 1 for writer in self._writers), default=None)
+        """The first step of which one of them may lack something: its last, since a validation comes after its step. None without any."""
+        return min((max(1, writer.last_step) for writer in self._writers), default=None)
 
     def write(self, row: StepMetrics | ValidationMetrics) -> list[str]:
         """Write a row; returns what went wrong, in words."""

@@ -232,8 +232,6 @@ async def import_folder(storage: Storage, folder: Folder, session: SessionId, da
     if taken:
         raise AlreadyExists(f"there are checkpoints of a session '{session}' in {storage.url}", "choose another name")
     description, training, graph = folder.description, folder.description.training, folder.graph
-    if folder.tokenizer is not None:
-        await storage.put(tokenizer_key(session), folder.tokenizer.to_json().encode())
     writer = PNodeId(f"import-{description.files[MODEL][:12]}")  # so that two imports under one name never write the same part
     part = await write_part(
         storage, part_key(session, description.step, writer, NEVER), _with_moments(folder.weights, graph, training.hyper)
@@ -258,6 +256,8 @@ async def import_folder(storage: Storage, folder: Folder, session: SessionId, da
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         dcnr_version=__version__,
     )
+    if folder.tokenizer is not None:
+        await storage.put(tokenizer_key(session), folder.tokenizer.to_json().encode())
     await write_manifest(storage, manifest)
     return manifest
 

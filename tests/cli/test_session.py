@@ -66,3 +66,16 @@ def test_suspend_and_detach(cluster: Cluster, book: Path) -> None:
 def test_an_unknown_session_is_code_2(cluster: Cluster, verb: str) -> None:
     """It is named."""
     assert "nothing" in cluster.dcnr("session", verb, "nothing", code=2).output
+
+
+def test_the_numbers_of_a_run_are_written_and_drawn_afterwards(cluster: Cluster, book: Path, tmp_path: Path) -> None:
+    """A watch writes the steps that nobody watched, a second one adds nothing; a picture; another ending is refused."""
+    cluster.dcnr("train", TINY, "--text", str(book), "--steps", "3", "--batch", "4", "--session", "drawn")
+    csv, out = tmp_path / "run.csv", tmp_path / "loss.png"
+    for _ in range(2):
+        cluster.dcnr("session", "watch", "drawn", "--csv", str(csv))
+        assert [line.split(",")[1] for line in csv.read_text().splitlines()] == ["step", "1", "2", "3"]
+    assert cluster.json("session", "plot", "drawn", "--out", str(out))["steps"] == 3
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert "ends in none of" in cluster.dcnr("session", "plot", "drawn", "--out", str(tmp_path / "loss.gif"), code=2).output
+    cluster.dcnr("session", "delete", "drawn")

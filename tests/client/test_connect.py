@@ -20,6 +20,7 @@ def test_importing_costs_nothing() -> None:
     code = "import dcnr, sys; print([name for name in sys.modules if name.startswith('dcnr.') or name in ('numpy', 'pydantic', 'nats')])"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout == "[]\n"
     assert [name for name in dcnr.__all__ if getattr(dcnr, name).__name__ != name] == []
+    assert set(dcnr.__all__) <= set(dir(dcnr))
     with pytest.raises(AttributeError, match="no attribute 'connct'"):
         _ = dcnr.connct  # type: ignore[attr-defined]  # which is the other half of this test
 
@@ -31,6 +32,11 @@ def test_what_type_checkers_see_is_what_is_there() -> None:
     seen = {alias.name: node.module for node in typed.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert seen == {name: home for home, names in dcnr._HOMES.items() for name in names}
     assert sorted(seen) == dcnr.__all__
+
+
+def test_type_checkers_take_the_types_of_the_package() -> None:
+    """The marker of PEP 561."""
+    assert (ROOT / "dcnr" / "py.typed").exists()
 
 
 async def test_no_server_is_an_error_that_says_so() -> None:

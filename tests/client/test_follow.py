@@ -397,3 +397,15 @@ async def test_reading_goes_on_where_it_was_left() -> None:
                 break
         await watch(one, record, old=True)
     assert (record.steps, record.end) == ([3, 4], ("s", 0.25))
+
+
+async def test_a_run_that_was_suspended_and_resumed_unread_is_not_over() -> None:
+    """What was heard last counts."""
+    async with story() as (orchestrator, one, record):
+        await orchestrator.step(1, 1.0)
+        await orchestrator.state("suspended", "suspended by request", step=1)
+        await orchestrator.state("running", step=1)
+        await orchestrator.step(2, 0.5)
+        await orchestrator.state("done", step=2)
+        await watch(one, record)
+    assert (record.steps, record.end, record.other_end) == ([1, 2], ("s", 0.5), None)

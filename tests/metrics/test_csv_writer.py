@@ -90,5 +90,9 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
     path.write_text("a,b\n1,2\n")
     with pytest.raises(UserError, match="something else"):
         CsvWriter(path, S)
+    for strange in (b"\r\n", b"s,x\r\n", b"s,,\r\n"):
+        path.write_bytes(before + strange)
+        with pytest.raises(UserError, match="something else"):
+            CsvWriter(path, S)
     with pytest.raises(UserError, match="no folder"):
         CsvWriter(tmp_path / "nowhere" / "run.csv", S)

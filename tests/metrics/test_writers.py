@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 
+import pytest
+
 from dcnr.bus.messages import StepMetrics, ValidationMetrics
 from dcnr.metrics.writers import Writers
 from tests.metrics.rows import step, validation
@@ -40,13 +42,13 @@ class Memory:
 
 
 def test_each_writer_gets_what_it_lacks() -> None:
-    """Steps that are said again are written once; the first that is needed is the first that one of them lacks."""
+    """Steps that are said again are written once; the first that is asked for is the last that one of them has, for its validation."""
     empty, fuller = Memory(), Memory(last_step=2, last_validation=2)
     with Writers([fuller, empty]) as writers:
         assert writers.first == 1
         for row in (step(1), step(2), validation(2), step(2, epoch=2), validation(2), step(3), validation(3)):
             assert writers.write(row) == []
-        assert writers.first == 4
+        assert writers.first == 3
     assert (empty.rows, fuller.rows) == ([1, 2, -2, 3, -3], [3, -3])
     assert (empty.closed, fuller.closed) == (1, 1)
 
@@ -64,3 +66,16 @@ def test_without_writers_nothing_is_asked_for() -> None:
     """Then only what comes is shown."""
     with Writers() as writers:
         assert (writers.first, writers.write(step(1))) == (None, [])
+
+
+def test_one_that_cannot_be_closed_leaves_the_others_closed() -> None:
+    """And is told of."""
+
+    class Full(Memory):
+        def close(self) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    well, other = Memory(), Memory()
+    with pytest.raises(OSError, match="No space left"), Writers([well, Full(), other]):
+        pass
+    assert (well.closed, other.closed) == (1, 1)
