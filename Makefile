@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(VENV)/.run
 DEV := $(VENV)/.dev
-GPU_BENCHES := bench/bench_topologies.py bench/bench_gpu_kernels.py bench/bench_parity.py
+# They need a GPU, or a text.
+OTHER_BENCHES := bench/bench_topologies.py bench/bench_gpu_kernels.py bench/bench_parity.py bench/bench_shakespeare.py
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test chaos test-gpu sanitize-gpu check bench bench-gpu fmt clean
@@ -55,7 +56,7 @@ check: $(DEV)  ## style, types, architecture
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 bench: $(DEV)  ## every benchmark of a machine without a GPU; each prints one table
-	@set -e; for file in $(filter-out $(GPU_BENCHES),$(wildcard bench/bench_*.py)); do $(BIN)/python $$file; done
+	@set -e; for file in $(filter-out $(OTHER_BENCHES),$(wildcard bench/bench_*.py)); do $(BIN)/python $$file; done
 
 bench-gpu: $(DEV)  ## the same on an NVIDIA GPU (install the extra first, as for test-gpu)
 	@set -e; for name in 1 2 shakespeare; do $(BIN)/python bench/bench_topologies.py --topology $$name; done
