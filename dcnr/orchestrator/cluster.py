@@ -224,7 +224,7 @@ class Cluster:
         if session is None:
             self.stray += 1
             return []
-        before = session.record.state
+        before, session.read = session.record.state, self.readings.steps_of(name)
         commands = session.handle(event, now)
         after = session.record.state
         if before in ACTIVE and after not in ACTIVE:

@@ -93,7 +93,7 @@ class Generation:
         """Begin a text."""
         manifest = await self._manifest(SessionId(check_id(request.session, "session")), request.step)
         tokenizer = await tokenizer_of(self._storage, self._data_dir, manifest)
-        source = await asyncio.to_thread(_source, manifest, request.pnodes)
+        source = await asyncio.to_thread(source_of, manifest, request.pnodes)
         prompt = await asyncio.to_thread(_prompt, source, tokenizer, request.prompt)
         name, tongue = token_hex(8), Tongue(tokenizer, tuple(request.stop))
         sampling = Sampling(request.temperature, request.top_k, request.top_p, request.seed, tokenizer.vocab_size)
@@ -156,10 +156,11 @@ def _told(reading: Reading, one: Request, text: str, after: int) -> Answer:
     }
 
 
-def _source(manifest: Manifest, pnodes: int) -> Source:
+def source_of(manifest: Manifest, pnodes: int) -> Source:
     """What is read of a checkpoint. Blocks; raises `UserError` if it cannot generate."""
     graph = prepare(load_graph(manifest.network_file, f"{manifest.network}.yml"), manifest.fuse, "generate")
-    return Source(manifest.session, manifest.step, manifest.key, manifest.network_file, manifest.fuse, graph, pnodes)
+    weights = " ".join(sorted(part.sha256 for part in manifest.parts))
+    return Source(manifest.session, manifest.step, manifest.key, weights, manifest.network_file, manifest.fuse, graph, pnodes)
 
 
 def _prompt(source: Source, tokenizer: Tokenizer, text: str) -> tuple[int, ...]:

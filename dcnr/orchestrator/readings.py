@@ -38,6 +38,10 @@ class Readings:
         found = ((reading, reading.requests[request]) for reading in self.all.values() if request in reading.requests)
         return next(found, None)
 
+    def steps_of(self, session: SessionId) -> frozenset[int]:
+        """The checkpoints of `session` that are being read: what has to be deployed again must still be there."""
+        return frozenset(reading.source.step for reading in self.all.values() if reading.source.session == session)
+
     def uses(self, name: SessionId, pnode: PNodeId, epoch: Epoch) -> bool:
         """Whether `pnode` rightly hosts a part of the reading `name` in `epoch`."""
         return name in self.all and self.all[name].uses(pnode, epoch)

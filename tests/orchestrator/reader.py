@@ -24,10 +24,10 @@ SETTINGS = Settings(PNodeId("orchestrator-1"), "file:///data")
 COLD = Sampling(0.0, 0, 1.0, 0, VOCABULARY)
 
 
-def source(pnodes: int = 0, step: int = 3) -> Source:
+def source(pnodes: int = 0, step: int = 3, weights: str = "sha256", fuse: bool = True) -> Source:
     """Of session `s`."""
-    graph = prepare(load_graph(TINY, "tiny.yml"), True, "generate")
-    return Source(SessionId("s"), step, f"checkpoints/s/{step:010d}/manifest.json", TINY, True, graph, pnodes)
+    graph = prepare(load_graph(TINY, "tiny.yml"), fuse, "generate")
+    return Source(SessionId("s"), step, f"checkpoints/s/{step:010d}/manifest.json", weights, TINY, fuse, graph, pnodes)
 
 
 def following(window: Sequence[int]) -> int:
