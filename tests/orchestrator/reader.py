@@ -45,7 +45,7 @@ def text_of(prompt: Sequence[int], count: int) -> list[int]:
 
 def ask(name: str = "r", prompt: Sequence[int] = (1, 2), limit: int = 8, **other: object) -> Generate:
     """A request; `other` are further fields."""
-    return replace(Generate(1, name, source(), tuple(prompt), COLD, limit, True, lambda _ids: False), **other)  # type: ignore[arg-type]
+    return replace(Generate(1, name, source(), tuple(prompt), COLD, limit, True, lambda _ids: False, lambda _ids, _done: ""), **other)  # type: ignore[arg-type]
 
 
 class Stage:
