@@ -30,7 +30,7 @@ def test_as_many_as_it_takes_the_roomiest_first() -> None:
     assert set(homes_to_read(source(), [other, roomy]).pnodes) == {"b"}
     small = [replace(info(name), memory_total=int(0.7 * need)) for name in "abc"]
     assert len(homes_to_read(source(), small).pnodes) == 2
-    with pytest.raises(DoesNotFit):
+    with pytest.raises(DoesNotFit, match=r"free are a .* \(start more or larger PNodes\)"):
         homes_to_read(source(), [replace(info(name), memory_total=need // 20) for name in "abc"])
 
 
