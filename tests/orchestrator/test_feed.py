@@ -22,7 +22,7 @@ def test_a_network_without_an_embedder_cannot_be_trained_on_text() -> None:
     """The user is told what is missing."""
     lines = NETWORK.splitlines()
     text = "\n".join(line for line in lines if "id: embed" not in line and "from: embed" not in line)
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="no node takes token ids"):
         feeds_of(load_graph(text, "small.yml"))
 
 
