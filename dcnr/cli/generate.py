@@ -21,8 +21,8 @@ from dcnr.client.generation import Piece
 F = TypeVar("F", bound=Callable[..., Any])
 Show = Callable[[str], None]
 
-STOP = r"""End before this text, in which \n is a newline and \t a tab; may be given several times. A text ends in any case where its document
-does, if the tokenizer has a token for that."""
+STOP = r"""End before this text, in which \n is a newline and \t a tab; may be given several times. A text ends in any case where its
+document does, if the tokenizer has a token for that."""
 
 
 def sampling_options(command: F) -> F:

@@ -7,7 +7,8 @@
 Rule 1: requests take turns: up to `SLOTS` of them have a slot each, and in it one piece of their text under way.
 Rule 2: with a cache, a token costs one position. Without one, and beyond the window of the network, its last window is read anew each time.
 Rule 3: whatever goes wrong, a request goes on from its ids: they are read anew, as a new attempt, or in a new epoch on other PNodes. So it
-ends with the text that it would have had. A piece that is lost while those of others come back is read anew after 45 s, twice as long each time.
+ends with the text that it would have had. A piece that is lost while those of others come back is read anew after 45 s, then after twice
+as long.
 Rule 4: an exception in a node, a checkpoint that cannot be read, and trouble of the world, or a standstill, for the fourth time without a
 token in between end all requests with the reason.
 Rule 5: a request that nobody has asked about for 60 s is ended, and then forgotten. Where somebody waits for room, who has nothing to do

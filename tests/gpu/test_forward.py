@@ -1,4 +1,4 @@
-"""Pieces of a sequence on a real GPU give what the whole of it gives: positions that are slices, caches as they are stored, the last position."""
+"""Pieces of a sequence on a real GPU give what the whole of it gives: slices of positions, caches as they are stored, the last position."""
 
 from __future__ import annotations
 

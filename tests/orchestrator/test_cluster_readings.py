@@ -40,7 +40,11 @@ def pass_time(cluster: Cluster, now: float, until: float, *hosted: Hosted) -> li
     commands: list[Command] = []
     while now < until:
         now += 0.5
-        commands += [*cluster.handle(Echoed(), now), *cluster.handle(Heard(Heartbeat(info("a"), hosted)), now), *cluster.handle(Tick(), now)]
+        commands += [
+            *cluster.handle(Echoed(), now),
+            *cluster.handle(Heard(Heartbeat(info("a"), hosted)), now),
+            *cluster.handle(Tick(), now),
+        ]
     return commands
 
 
