@@ -19,7 +19,7 @@ from dcnr.agents.plan import Plan
 from dcnr.agents.program import Program
 from dcnr.agents.routing import Remote
 from dcnr.agents.weights import read_only
-from dcnr.backends.base import Array, Backend, HostArray
+from dcnr.backends.base import Array, Backend, HostArray, Precision
 from dcnr.errors import InvariantError
 from dcnr.ids import NodeId
 from dcnr.nodes.base import Env
@@ -59,7 +59,7 @@ class Forward:
             env.cache = self._cache(job.slot, node) if job.caches else None
         entries = zip(job.inputs, program.routes.inputs, strict=True)
         inputs = [self._on_device(tensor) if entry.from_host else tensor for tensor, entry in entries]
-        outputs, _ = program.forward(envs, inputs, program.tape())
+        outputs, _ = program.evaluate(envs, inputs)
         return self._handed(program, outputs)
 
     def _env(self, node: NodeId, params: Mapping[str, Array]) -> Env:
@@ -82,7 +82,8 @@ class Forward:
         if (slot, node) not in self._caches:
             known = self._plan.graph.by_id[node]
             shape = NODE_TYPES[known.type].cache(known.config, known.input_shapes)
-            self._caches[slot, node] = None if shape is None else self._backend.empty((1, *shape), known.activation_precision)
+            precision: Precision = "float32" if self._backend.wide_caches else known.activation_precision
+            self._caches[slot, node] = None if shape is None else self._backend.empty((1, *shape), precision)
         return self._caches[slot, node]
 
     def _on_device(self, tensor: Array) -> Array:

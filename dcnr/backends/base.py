@@ -184,6 +184,11 @@ class Backend(Protocol):
         """
         ...
 
+    @property
+    def wide_caches(self) -> bool:
+        """Whether `attention_cached` keeps keys and values in float32, because `attention` here rounds none: both are to say the same."""
+        ...
+
     def memory(self) -> DeviceMemory:
         """What the device has and what this process holds."""
         ...

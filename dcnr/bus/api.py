@@ -25,7 +25,11 @@ _KINDS: dict[str, type[DcnrError]] = {
 async def call(bus: Bus, verb: str, **fields: Any) -> dict[str, Any]:
     """Ask the orchestrator. Raises `BusUnavailable` if none runs, `WorldError` if none answers in time, or the error that it answered."""
     try:
-        reply = await bus.request(subjects.api(verb), codec.pack(fields), TIMEOUT)
+        request = codec.pack(fields)
+    except UnicodeEncodeError as error:  # what a shell passes on of bytes that are no UTF-8
+        raise errors.UserError(f"character {error.start + 1} of a text is no Unicode character", "give valid UTF-8 text") from error
+    try:
+        reply = await bus.request(subjects.api(verb), request, TIMEOUT)
     except errors.BusUnavailable as error:
         raise errors.BusUnavailable("no orchestrator answers", "start one: dcnr up") from error
     return _opened(codec.unpack(reply))

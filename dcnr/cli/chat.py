@@ -19,6 +19,7 @@ from dcnr.cli.generate import sampling_options, stream, wanted, write
 from dcnr.cli.output import Command, example, in_thread
 from dcnr.client.cluster import Cluster
 from dcnr.client.connect import connect
+from dcnr.errors import UserError
 
 PROMPT = "> "
 
@@ -64,20 +65,21 @@ def chat(source: str, you: str, reply: str, **options: Any) -> None:
 async def _chat(fields: dict[str, Any], turns: Turns) -> None:
     async with connect() as cluster:
         text = ""
-        while line := await _line():
+        while line := await line_typed():
             text = await _turn(cluster, {**fields, "prompt": turns.asked(text, line)}, turns)
 
 
-async def _line() -> str:
+async def line_typed() -> str:
     """What you type, without its line break; empty at the end."""
     if sys.stdin.isatty():
         click.echo(PROMPT, nl=False)
-    line: str = await asyncio.wrap_future(in_thread(sys.stdin.readline))
+    try:
+        line: str = await asyncio.wrap_future(in_thread(sys.stdin.readline))
+    except UnicodeDecodeError as error:
+        raise UserError("stdin: invalid UTF-8", "give UTF-8 text") from error
     return line.rstrip("\r\n")
 
 
 async def _turn(cluster: Cluster, fields: dict[str, Any], turns: Turns) -> str:
-    write(turns.reply)
-    answer, _ = await stream(cluster, fields, write)
-    click.echo()
+    answer, _ = await stream(cluster, fields, write, turns.reply)
     return turns.answered(fields["prompt"], answer)

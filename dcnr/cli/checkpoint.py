@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dcnr.bus.api import call
-from dcnr.cli.client import run
+from dcnr.cli.client import run, session_and_step
 from dcnr.cli.output import Group, data_dir_option, example, json_option, progress, show_record, show_table
 from dcnr.client.connect import connection
 from dcnr.config import from_environment
@@ -161,14 +161,6 @@ def export(source: str, folder: Path, storage: str | None, data_dir: Path, as_js
         click.echo(f"without {TOKENIZER}: {missing}", err=True)
     fields = {"session": session, "step": description.step, "network": description.network}
     show_record({"folder": str(folder), **fields, "files": [*description.files, DESCRIPTION]}, as_json)
-
-
-def session_and_step(source: str) -> tuple[SessionId, int | None]:
-    """What `SESSION[@STEP]` means; without a step the newest checkpoint."""
-    name, at, step = source.partition("@")
-    if at and not (step.isascii() and step.isdecimal()):
-        raise UserError(f"'{source}' is no checkpoint: '{step}' is not a step", f"use {name}@400, or {name} for the newest")
-    return SessionId(check_id(name, "session")), int(step) if at else None
 
 
 @checkpoint.command("import", epilog=example("dcnr checkpoint import run1-model --session mine", "dcnr session resume mine --steps 2000"))

@@ -17,12 +17,16 @@ from dcnr.cli.output import OnProgress, in_thread
 from dcnr.client.cluster import Cluster
 from dcnr.client.connect import connect
 from dcnr.client.session import Session
+from dcnr.errors import UserError
+from dcnr.ids import SessionId, check_id
 from dcnr.signals import leave, on_interrupt
 
 T = TypeVar("T")
 
 GRACE = 2.8
 """Seconds from Ctrl-C to the end, whatever happens."""
+STEP_DIGITS = 16
+"""Of the largest step."""
 TIDY_UP = 1.0
 """Seconds of these for work in a thread to stop by itself."""
 
@@ -86,3 +90,11 @@ def ask_session(name: str, question: Callable[[Session], Awaitable[T]]) -> T:
         return await question(await cluster.session(name))
 
     return ask(work)
+
+
+def session_and_step(source: str) -> tuple[SessionId, int | None]:
+    """What `SESSION[@STEP]` means; without a step the newest checkpoint."""
+    name, at, step = source.partition("@")
+    if at and not (step.isascii() and step.isdecimal() and len(step) <= STEP_DIGITS):
+        raise UserError(f"'{source}' is no checkpoint: '{step}' is not a step", f"use {name}@400, or {name} for the newest")
+    return SessionId(check_id(name, "session")), int(step) if at else None

@@ -45,11 +45,11 @@ async def _demo(data_dir: Path) -> None:
 
     async def sample(cluster: Cluster) -> None:
         click.echo(f"\nthe network continues {PROMPT!r}:\n")
-        write(PROMPT)
-        await stream(cluster, {"session": session, "prompt": PROMPT, "max_tokens": SAMPLE_TOKENS, "temperature": TEMPERATURE}, write)
+        fields = {"session": session, "prompt": PROMPT, "max_tokens": SAMPLE_TOKENS, "temperature": TEMPERATURE}
+        await stream(cluster, fields, write, PROMPT)
 
     await start_training(demo_plan(data_dir, network, session), sample)
-    click.echo("\n\nnow with a text of yours: dcnr train networks/tiny.yml --text PATH --local 3")
+    click.echo("\nnow with a text of yours: dcnr train networks/tiny.yml --text PATH --local 3")
 
 
 def demo_plan(data_dir: Path, network: Path, session: SessionId) -> TrainPlan:

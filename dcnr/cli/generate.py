@@ -12,15 +12,17 @@ from typing import Any, TypeVar
 
 import click
 
-from dcnr.cli.client import run
-from dcnr.cli.output import Command, example, json_option, show_json
+from dcnr.cli.client import run, session_and_step
+from dcnr.cli.output import Command, example, json_option, show_json, unescaped
 from dcnr.client.cluster import Cluster
 from dcnr.client.connect import connect
 from dcnr.client.generation import Piece
-from dcnr.errors import UserError
 
 F = TypeVar("F", bound=Callable[..., Any])
 Show = Callable[[str], None]
+
+STOP = r"""End before this text, in which \n is a newline and \t a tab; may be given several times. A text ends in any case where its
+document does, if the tokenizer has a token for that."""
 
 
 def sampling_options(command: F) -> F:
@@ -36,7 +38,7 @@ _OPTIONS = (
     click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Of the likeliest of this share.  [default: 1]"),
     click.option("--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="At most so many tokens."),
     click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The same seed gives the same text."),
-    click.option("--stop", multiple=True, help="End before this text; may be given several times."),
+    click.option("--stop", multiple=True, help=STOP),
     click.option("--no-cache", is_flag=True, help="Read the whole window again for every token, to compare."),
     click.option("--pnodes", type=click.IntRange(min=0), default=0, help="Spread over so many PNodes.  [default: as few as hold it]"),
 )  # fmt: skip
@@ -60,30 +62,17 @@ def generate(source: str, prompt: str, as_json: bool, **options: Any) -> None:
 
 def wanted(source: str, options: dict[str, Any]) -> dict[str, Any]:
     """The fields of a request, but for its prompt. Raises `UserError` for a source that is none."""
-    session, at, step = source.partition("@")
-    if at and not (step.isascii() and step.isdigit()):
-        raise UserError(f"'{source}' names no checkpoint: '{step}' is not a step", "write SESSION or SESSION@STEP, as in tiny-1f6c2a@500")
+    session, step = session_and_step(source)
     given = {name: value for name, value in options.items() if name not in ("no_cache", "stop")}
-    return {**given, "session": session, "step": int(step) if at else None, "stop": list(options["stop"]), "cache": not options["no_cache"]}
+    stop = [unescaped(text) for text in options["stop"]]
+    return {**given, "session": session, "step": step, "stop": stop, "cache": not options["no_cache"]}
 
 
 async def _generate(fields: dict[str, Any], as_json: bool) -> None:
-    prompt = fields["prompt"]
-    before = prompt  # of what is shown next: the prompt is shown when it was accepted
-
-    def show(text: str) -> None:
-        nonlocal before
-        write(before + text)
-        before = ""
-
     async with connect() as cluster:
-        try:
-            text, last = await stream(cluster, fields, (lambda _text: None) if as_json else show)
-        finally:
-            if not before:  # what comes next, an error too, begins a line
-                click.echo()
+        text, last = await stream(cluster, fields, (lambda _text: None) if as_json else write, fields["prompt"])
     if as_json:
-        show_json({"prompt": prompt, "text": text, "tokens": last.tokens, "positions": last.positions, "ended": last.reason})
+        show_json({"prompt": fields["prompt"], "text": text, "tokens": last.tokens, "positions": last.positions, "ended": last.reason})
 
 
 def write(text: str) -> None:
@@ -92,13 +81,22 @@ def write(text: str) -> None:
     click.echo(text.encode(encoding, "replace").decode(encoding), nl=False)
 
 
-async def stream(cluster: Cluster, fields: dict[str, Any], show: Show) -> tuple[str, Piece]:
-    """The whole text, each piece of which `show` gets as it comes; and the last piece."""
-    text, said, last = "", "", Piece("", 0, 0, 0, True, False, "", "")
-    async for last in cluster.pieces(**fields):
-        text += last.text
-        show(last.text)
-        if last.waits and last.waits != said:
-            said = last.waits
-            click.echo(said, err=True)
+async def stream(cluster: Cluster, fields: dict[str, Any], show: Show, before: str) -> tuple[str, Piece]:
+    """The whole text, and the last piece. `show` gets `before` and each piece as it comes, and then the end of the line.
+
+    Until there is text, it gets nothing: a refusal shows no prompt, and why nothing comes does not stand in its line.
+    """
+    text, said, shown, last = "", "", False, Piece("", 0, 0, 0, True, False, "", "")
+    try:
+        async for last in cluster.pieces(**fields):
+            text += last.text
+            if last.text or last.done:
+                show(last.text if shown else before + last.text)
+                shown = True
+            if last.waits and last.waits != said:
+                said = last.waits
+                click.echo(said, err=True)
+    finally:
+        if shown:  # what comes next, an error too, begins a line
+            show("\n")
     return text, last

@@ -153,6 +153,11 @@ def _item(value: object) -> str:
     return "×".join(map(str, value)) if isinstance(value, list | tuple) else _cell(value)
 
 
+def unescaped(text: str) -> str:
+    r"""An option as its user means it: \n is a newline, \t a tab, which shells pass on as they are written."""
+    return text.replace("\\n", "\n").replace("\\t", "\t")
+
+
 @contextmanager
 def progress(what: str) -> Iterator[OnProgress]:
     """A progress bar on stderr while the block runs; nothing where stderr is no terminal."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from dcnr.cli.output import unescaped
 from dcnr.text.documents import FORMATS, Format, Reading
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,7 +34,7 @@ def reading_options(command: F) -> F:
 
 def reading_of(format: Format | None, field: str, separator: str | None) -> Reading:
     """What these options say."""
-    return Reading(format, field, separator.replace("\\n", "\n").replace("\\t", "\t") if separator is not None else None)
+    return Reading(format, field, None if separator is None else unescaped(separator))
 
 
 @contextmanager

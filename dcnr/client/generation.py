@@ -98,9 +98,9 @@ async def generate(bus: Bus, wanted: Mapping[str, object]) -> AsyncGenerator[Pie
                 beginnings = 1
             if piece.done:
                 request = None
+            yield piece
             if piece.failed:
                 raise UserError(f"the text of session {begun.session} could not be gone on with: {piece.reason}")
-            yield piece
             if piece.done:
                 return
     finally:

@@ -202,7 +202,7 @@ def retained(
 ) -> tuple[tuple[CheckpointRecord, ...], tuple[int, ...]]:
     """Of complete checkpoints those that a record goes on to list, by step, and the steps of those that are to be removed.
 
-    `needed`: steps that stay in any case: the one that a deployment is starting from, and that of the best validation.
+    `needed`: steps that stay in any case: the one that a deployment is starting from, that of the best validation, those that are read.
     """
     known = sorted(known, key=lambda checkpoint: checkpoint.step)
     keeps = hyper.keeps([checkpoint.step for checkpoint in known])

@@ -8,7 +8,8 @@ it is stuck: then it is left alone, and offered to nobody.
 Rule 4: while the orchestrator cannot hear itself no session judges anybody, and when it can again their clocks start anew.
 Rule 5: when a checkpoint of a running session is complete, it is offered the fleet: it may spread over more PNodes.
 Rule 6: a session that comes to train on a PNode that is being drained moves away from it.
-Rule 7: checkpoints that are read are placed after sessions, and live as long as this leader: who asked asks the next one again.
+Rule 7: checkpoints that are read are placed after sessions, and live as long as this leader: who asked asks the next one again. One that
+nobody wants anything of lets go as soon as somebody waits.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ from dcnr.orchestrator.events import (
     WindowsRead,
 )
 from dcnr.orchestrator.fleet import Changed, Drained, Fleet, FleetChange, Forgotten, Gone, Joined
+from dcnr.orchestrator.reading import ReadingEvent, ReadingState
 from dcnr.orchestrator.readings import Readings
 from dcnr.orchestrator.session import Session, Settings
 from dcnr.orchestrator.state import ACTIVE, UNDER_WAY, NetworkRecord, Records, SessionState
@@ -103,11 +105,11 @@ class Cluster:
             case Tick():
                 return self._tick(event, now)
             case Reported(report) if report.session in self.readings.all:
-                return self.readings.handle(report.session, report, now)
+                return self._to_reading(report.session, report, now)
             case Reported(report):
                 return self._to_session(report.session, report, now)
             case LogitsRead(hop):
-                return self.readings.handle(hop.session, event, now) if hop.session in self.readings.all else []
+                return self._to_reading(hop.session, event, now) if hop.session in self.readings.all else []
             case AskedFor(name):
                 found = self.readings.find(name)
                 return found[0].handle(event, now) if found else []
@@ -122,9 +124,8 @@ class Cluster:
         """The earliest deadline of the fleet, a session, or the next offer; None while it is deaf: nothing is judged then."""
         if self.fleet.deaf:
             return None
-        waiting = self.readings.waiting or any(session.record.state is SessionState.WAITING for session in self.sessions.values())
-        all_ = [self.fleet.deadline(), *(session.deadline() for session in self.sessions.values()), self._offer_at if waiting else None]
-        all_.append(self.readings.deadline())
+        all_ = [self.fleet.deadline(), *(session.deadline() for session in self.sessions.values()), self.readings.deadline()]
+        all_.append(self._offer_at if self._somebody_waits else None)
         return min((due for due in all_ if due is not None), default=None)
 
     def validate(self) -> None:
@@ -144,7 +145,7 @@ class Cluster:
         for name in list(self.sessions):
             commands += self._to_session(name, tick, now)
         for name in list(self.readings.all):
-            commands += self.readings.handle(name, tick, now)
+            commands += self._to_reading(name, tick, now)
         self._ended.update(self.readings.over())
         return commands + (self._offer(now) if now >= self._offer_at else [])
 
@@ -196,7 +197,7 @@ class Cluster:
                 commands += self._to_session(name, Standing(beat.info, hosted.get(name)), now)
         for name, reading in self.readings.all.items():
             if pnode in reading.hosts:
-                commands += self.readings.handle(name, Standing(beat.info, hosted.get(name)), now)
+                commands += self._to_reading(name, Standing(beat.info, hosted.get(name)), now)
         return commands
 
     def _strays(self, beat: Heartbeat) -> list[Command]:
@@ -217,14 +218,14 @@ class Cluster:
 
     def _to_all(self, event: Lost | Draining, now: float) -> list[Command]:
         commands = [command for name in list(self.sessions) for command in self._to_session(name, event, now)]
-        return commands + self.readings.each(event, now)
+        return commands + [command for name in self.readings.all for command in self._to_reading(name, event, now)]
 
     def _to_session(self, name: SessionId, event: SessionEvent, now: float) -> list[Command]:
         session = self.sessions.get(name)
         if session is None:
             self.stray += 1
             return []
-        before = session.record.state
+        before, session.read = session.record.state, self.readings.steps_of(name)
         commands = session.handle(event, now)
         after = session.record.state
         if before in ACTIVE and after not in ACTIVE:
@@ -236,13 +237,26 @@ class Cluster:
             commands += session.handle(self._offer_to(session), now)
         return commands
 
+    def _to_reading(self, name: SessionId, event: ReadingEvent, now: float) -> list[Command]:
+        """What has gone back is offered the fleet, unless that was refused just now."""
+        reading = self.readings.all[name]
+        before = reading.state
+        commands = reading.handle(event, now)
+        retry = before is not reading.state is ReadingState.WAITING and not isinstance(event, Refused)
+        return commands + (self._offer(now) if retry else [])
+
     def _offer(self, now: float, but: SessionId | None = None) -> list[Command]:
         self._offer_at = now + OFFER_EVERY
         if any(member.present and not member.by_us for member in self.fleet.members.values()):
             return []
         waiting = [session for name, session in self.sessions.items() if session.record.state is SessionState.WAITING and name != but]
         commands = [command for session in waiting for command in session.handle(self._offer_to(session), now)]
-        return commands + self.readings.place(now)
+        commands += self.readings.place(now)
+        return commands + (self.readings.make_room(now) if self._somebody_waits else [])
+
+    @property
+    def _somebody_waits(self) -> bool:
+        return self.readings.waiting or any(session.record.state is SessionState.WAITING for session in self.sessions.values())
 
     def _offer_to(self, session: Session) -> Offered:
         return Offered(self._free_for(session.record.session))
@@ -328,7 +342,7 @@ class Cluster:
             case DrainPNode():
                 return self._fleet_changed(self.fleet.handle(ask, now), now)
             case Generate(source=source):
-                return self.readings.generate(ask, self._ended.pop(source.name, NEVER), now)
+                return self.readings.generate(ask, self._ended.pop(source.name, NEVER), now) + self._offer(now)
             case StopGenerating(_, name):
                 found = self.readings.find(name)
                 return found[0].handle(ask, now) if found else []

@@ -199,7 +199,7 @@ class DrainPNode:
 class Generate:
     """Go on from `prompt` with at most `limit` ids of `source`, until `ended` says so of those that were generated. `id` names the request.
 
-    `caches`: what attention has of earlier positions is kept.
+    `caches`: what attention has of earlier positions is kept. `said`: what may be shown of what was generated, which may be all there is.
     """
 
     request: int
@@ -210,6 +210,7 @@ class Generate:
     limit: int
     caches: bool
     ended: Callable[[Sequence[int]], bool]
+    said: Callable[[Sequence[int], bool], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +229,11 @@ class Offered:
     """PNodes that may take work, by name. Of their memory that counts as used which other sessions may come to need, as last heard."""
 
     pnodes: tuple[PNodeInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MakeRoom:
+    """Somebody waits who may want the memory that one holds who has nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)

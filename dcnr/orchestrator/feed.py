@@ -46,7 +46,7 @@ class Address:
 
 
 def feeds_of(graph: Graph) -> Feeds:
-    """The slots of `graph` that the trainer feeds. Raises `UserError` if it cannot be trained on sequences of ids."""
+    """The slots of `graph` that are fed from outside. Raises `UserError` if it takes no sequences of ids."""
     found: dict[FeedKind, list[Slot]] = {"ids": [], "targets": []}
     lengths: dict[NodeId, int] = {}
     for node in graph.nodes:
@@ -57,7 +57,7 @@ def feeds_of(graph: Graph) -> Feeds:
                 found[kind].append((node.id, slot))
                 lengths[node.id] = node.input_shapes[slot][0]
     if not found["ids"]:
-        raise UserError(f"network '{graph.name}' cannot be trained: no node takes token ids", "add an embedder that no edge leads to")
+        raise UserError(f"network '{graph.name}': no node takes token ids", "add an embedder that no edge leads to")
     if len(set(lengths.values())) != 1:
         each = ", ".join(f"'{node}' {length}" for node, length in lengths.items())
         raise UserError(f"network '{graph.name}' is fed sequences of different lengths: {each}", "give these nodes the same seq_len")

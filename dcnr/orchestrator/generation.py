@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -34,8 +34,6 @@ from dcnr.text.tokenizer import Tokenizer
 
 WAIT = 2.0
 """Seconds that `next` waits for news."""
-KEPT = 64
-"""Requests whose tokenizer is remembered beyond those that are known."""
 
 Answer = dict[str, Any]
 Ask = Callable[[Callable[[int], events.Ask]], Any]
@@ -59,22 +57,28 @@ class News:
                 await self._event.wait()
 
 
-@dataclass(frozen=True, slots=True)
 class Tongue:
-    """How the ids of a request become text, and what ends it."""
+    """How the ids of a request become text, and what ends it: a stop text, and the end of a document if the tokenizer has a token for it."""
 
-    tokenizer: Tokenizer
-    stops: tuple[str, ...]
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._stops = stops
+        self._end = tokenizer.end_id
 
     def ended(self, tokens: Sequence[int]) -> bool:
-        """Whether a stop text is there; it can only be at the end, in no more tokens than it has bytes."""
-        longest = max((len(stop.encode()) for stop in self.stops), default=0)
-        tail = self.tokenizer.decode(tokens[-longest - 4 :]) if longest else ""
-        return any(stop in tail for stop in self.stops)
+        """Whether one is there; a stop text can only be at the end, in no more tokens than it has bytes."""
+        if self._has_ended(tokens):
+            return True
+        longest = max((len(stop.encode()) for stop in self._stops), default=0)
+        tail = self._tokenizer.decode(tokens[-longest - 4 :]) if longest else ""
+        return any(stop in tail for stop in self._stops)
 
-    def said(self, request: Request) -> str:
-        """What may be shown of a request."""
-        return said(self.tokenizer.decode(request.tokens), self.stops, bool(request.done))
+    def said(self, tokens: Sequence[int], done: bool) -> str:
+        """What may be shown of what was generated."""
+        return said(self._tokenizer.decode(tokens[:-1] if self._has_ended(tokens) else tokens), self._stops, done)
+
+    def _has_ended(self, tokens: Sequence[int]) -> bool:
+        return bool(tokens) and tokens[-1] == self._end
 
 
 class Generation:
@@ -87,23 +91,18 @@ class Generation:
         self._tell = tell
         self._storage = storage
         self._data_dir = data_dir
-        self._tongues: dict[str, Tongue] = {}
 
     async def start(self, request: Generate) -> Answer:
         """Begin a text."""
         manifest = await self._manifest(SessionId(check_id(request.session, "session")), request.step)
         tokenizer = await tokenizer_of(self._storage, self._data_dir, manifest)
-        source = await asyncio.to_thread(_source, manifest, request.pnodes)
+        source = await asyncio.to_thread(source_of, manifest, request.pnodes)
         prompt = await asyncio.to_thread(_prompt, source, tokenizer, request.prompt)
-        name, tongue = token_hex(8), Tongue(tokenizer, tuple(request.stop))
+        name, tongue = token_hex(8), Tongue(tokenizer, request.stop)
         sampling = Sampling(request.temperature, request.top_k, request.top_p, request.seed, tokenizer.vocab_size)
-        self._tongues[name] = tongue
-        about = name, source, prompt, sampling, request.max_tokens, request.cache, tongue.ended
-        try:
-            await self._ask(lambda number: events.Generate(number, *about))
-        finally:
-            self._forget()
-        return {"request": name, "session": manifest.session, "step": manifest.step, "prompt_tokens": len(prompt)}
+        about = name, source, prompt, sampling, request.max_tokens, request.cache, tongue.ended, tongue.said
+        await self._ask(lambda number: events.Generate(number, *about))
+        return {"request": name, "session": manifest.session, "step": manifest.step}
 
     async def next(self, request: NextText) -> Answer:
         """What has come since."""
@@ -113,7 +112,7 @@ class Generation:
         while True:
             reading, one = self._find(request.request)
             one = replace(one, ids=list(one.ids))  # the machine goes on meanwhile
-            text = await asyncio.to_thread(self._tongues[request.request].said, one)
+            text = await asyncio.to_thread(one.ask.said, one.tokens, bool(one.done))
             left = until - loop.time()
             if len(text) > request.after or one.done or left <= 0:
                 return _told(reading, one, text, request.after)
@@ -131,11 +130,6 @@ class Generation:
             raise NotFound(f"no request '{name}'", "it is forgotten a minute after it was last asked about; begin it again")
         return found
 
-    def _forget(self) -> None:
-        """Tongues of requests that nobody knows any more."""
-        if len(self._tongues) > KEPT:
-            self._tongues = {name: tongue for name, tongue in self._tongues.items() if self._cluster.readings.find(name)}
-
     async def _manifest(self, session: SessionId, step: int | None) -> Manifest:
         if session not in self._cluster.sessions and not await self._storage.list(checkpoint_prefix(session)):
             raise NotFound(f"no session '{session}'", "see `dcnr session list` and `dcnr checkpoint list`")
@@ -151,15 +145,15 @@ def _told(reading: Reading, one: Request, text: str, after: int) -> Answer:
         "done": bool(one.done),
         "failed": one.failed,
         "reason": one.done,
-        "state": str(reading.state),
-        "waits": "" if one.done else reading.reason,
+        "waits": "" if one.done else reading.reason or ("waits for its turn" if one.slot is None else ""),
     }
 
 
-def _source(manifest: Manifest, pnodes: int) -> Source:
+def source_of(manifest: Manifest, pnodes: int) -> Source:
     """What is read of a checkpoint. Blocks; raises `UserError` if it cannot generate."""
     graph = prepare(load_graph(manifest.network_file, f"{manifest.network}.yml"), manifest.fuse, "generate")
-    return Source(manifest.session, manifest.step, manifest.key, manifest.network_file, manifest.fuse, graph, pnodes)
+    weights = " ".join(sorted(part.sha256 for part in manifest.parts))
+    return Source(manifest.session, manifest.step, manifest.key, weights, manifest.network_file, manifest.fuse, graph, pnodes)
 
 
 def _prompt(source: Source, tokenizer: Tokenizer, text: str) -> tuple[int, ...]:

@@ -7,10 +7,12 @@
 Rule 1: requests take turns: up to `SLOTS` of them have a slot each, and in it one piece of their text under way.
 Rule 2: with a cache, a token costs one position. Without one, and beyond the window of the network, its last window is read anew each time.
 Rule 3: whatever goes wrong, a request goes on from its ids: they are read anew, as a new attempt, or in a new epoch on other PNodes. So it
-ends with the text that it would have had.
-Rule 4: an exception in a node, a checkpoint that cannot be read, and trouble of the world for the fourth time without a token in between
-end all requests with the reason.
-Rule 5: a request that nobody has asked about for 60 s is ended, and then forgotten.
+ends with the text that it would have had. A piece that is lost while those of others come back is read anew after 45 s, then after twice
+as long.
+Rule 4: an exception in a node, a checkpoint that cannot be read, and trouble of the world, or a standstill, for the fourth time without a
+token in between end all requests with the reason.
+Rule 5: a request that nobody has asked about for 60 s is ended, and then forgotten. Where somebody waits for room, who has nothing to do
+lets go at once.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from dcnr.bus.messages import TRAINER, Deploy, Deployed, Failed, Hop, Hosted, PN
 from dcnr.errors import DoesNotFit, InvariantError
 from dcnr.ids import Epoch, PNodeId
 from dcnr.orchestrator.commands import Command, Publish, SendHop, Spoke
-from dcnr.orchestrator.events import AskedFor, Draining, Generate, LogitsRead, Lost, Offered, Standing, StopGenerating, Tick
+from dcnr.orchestrator.events import AskedFor, Draining, Generate, LogitsRead, Lost, MakeRoom, Offered, Standing, StopGenerating, Tick
 from dcnr.orchestrator.feed import feeds_of
 from dcnr.orchestrator.sampling import draw
 from dcnr.orchestrator.session import Settings
 from dcnr.orchestrator.source import SLOTS, Source, deploy_to_read, homes_to_read
-from dcnr.orchestrator.watchdog import Again, GiveUp, Sight, Watchdog
+from dcnr.orchestrator.watchdog import STUCK_AFTER, Again, GiveUp, Sight, Watchdog
 
 REPEAT_AFTER = 2.0
 """Seconds until a deploy that was not answered is said again."""
@@ -40,7 +42,7 @@ IDLE = 60.0
 SETBACKS = 3
 """How often the world may fail without a token in between."""
 
-ReadingEvent = Generate | StopGenerating | AskedFor | Offered | Lost | Draining | Standing | Tick | LogitsRead | Report
+ReadingEvent = Generate | StopGenerating | AskedFor | Offered | MakeRoom | Lost | Draining | Standing | Tick | LogitsRead | Report
 
 
 class ReadingState(StrEnum):
@@ -77,6 +79,12 @@ class Request:
     """Positions that the attempt has kept so far."""
     positions: int = 0
     """All that were read for it."""
+    heard: int = 0
+    """Logits of all requests that had come when the piece under way was fed."""
+    due: float = 0.0
+    """When the piece counts as lost, if others have come back meanwhile."""
+    tries: int = 0
+    """How often it was, since a token came."""
     done: str = ""
     """`length`, `stop`, `stopped`, or, with `failed`, what went wrong."""
     failed: bool = False
@@ -134,6 +142,14 @@ class Reading:
     def _open(self) -> list[Request]:
         return [request for request in self.requests.values() if not request.done]
 
+    @property
+    def _under_way(self) -> list[Request]:
+        return [request for request in self._open if request.slot is not None]
+
+    @property
+    def _overtaken(self) -> list[Request]:
+        return [request for request in self._under_way if request.heard != self._heard]
+
     def uses(self, pnode: PNodeId, epoch: Epoch) -> bool:
         """Whether `pnode` rightly hosts a part of it in `epoch`."""
         return self._deploy is not None and epoch == self._deploy.epoch and pnode in self.hosts
@@ -144,15 +160,17 @@ class Reading:
             case Generate():
                 self._forget(now)
                 self.requests[event.id] = Request(event, list(event.prompt), now)
-                return self._pump()
+                return self._pump(now)
             case StopGenerating(id=name):
-                return self._ended(self.requests[name], "stopped") if name in self.requests and not self.requests[name].done else []
+                return self._ended(self.requests[name], "stopped", now) if name in self.requests and not self.requests[name].done else []
             case AskedFor(name):
                 if name in self.requests:
                     self.requests[name].asked = now
                 return []
             case Offered(pnodes):
                 return self._place(pnodes, now) if self.wants else []
+            case MakeRoom():
+                return self._back("made room for others") if self._deploy and not self._open else []
             case Lost(pnode, reason):
                 self._shunned.discard(pnode)
                 return self._back(reason) if pnode in self.hosts else []
@@ -169,6 +187,7 @@ class Reading:
         """When something is to be repeated, stands still, or is of no use any more."""
         times = [self._watchdog.deadline()] if self._watchdog else []
         times += [self._repeat_at] if self._owing else []
+        times += [request.due for request in self._overtaken]
         opened = self._open
         times += [request.asked + IDLE for request in opened] if opened else [self._last_asked() + IDLE]
         return min(times) if self.state is not _S.ENDED else None
@@ -179,13 +198,14 @@ class Reading:
             self._watchdog.forgive(now)
         for request in self.requests.values():
             request.asked = now
+            request.due = now + STUCK_AFTER
 
     def validate(self) -> None:
         """Raise `InvariantError` if the state contradicts itself."""
         deployed = self.state in (_S.DEPLOYING, _S.SERVING)
         if deployed != (self._deploy is not None) or deployed != (self._watchdog is not None) or (self._owing and self.state is _S.SERVING):
             raise InvariantError(f"{self.source.shown} is {self.state} and has {'a' if self._deploy else 'no'} deployment")
-        slots = [request.slot for request in self._open if request.slot is not None]
+        slots = [request.slot for request in self._under_way]
         if len(set(slots)) != len(slots) or (slots and self.state is not _S.SERVING):
             raise InvariantError(f"{self.source.shown} is {self.state}, and its requests have the slots {slots}")
 
@@ -226,7 +246,7 @@ class Reading:
 
     def _fail(self, why: str) -> list[Command]:
         """All requests end with the reason; the next one tries again."""
-        ended = self._open
+        ended, self._setbacks = self._open, 0
         for request in ended:
             request.end(why, failed=True)
         return [*self._back(why), *(Spoke(request.ask.id) for request in ended)]
@@ -245,9 +265,9 @@ class Reading:
             return []
         match event:
             case LogitsRead():
-                return self._logits(event)
+                return self._logits(event, now)
             case Deployed(pnode):
-                return self._deployed(pnode)
+                return self._deployed(pnode, now)
             case Refused():
                 return self._refused(event)
             case Failed():
@@ -255,12 +275,12 @@ class Reading:
             case _:
                 return []
 
-    def _deployed(self, pnode: PNodeId) -> list[Command]:
+    def _deployed(self, pnode: PNodeId, now: float) -> list[Command]:
         self._owing.discard(pnode)
         if self._owing or self.state is not _S.DEPLOYING:
             return []
         self._go(_S.SERVING, "")
-        return self._pump()
+        return self._pump(now)
 
     def _refused(self, refused: Refused) -> list[Command]:
         why = f"PNode {refused.pnode} refused: {refused.reason}"
@@ -271,11 +291,14 @@ class Reading:
 
     def _failed(self, failed: Failed) -> list[Command]:
         why = f"PNode {failed.pnode}: {failed.message}"
-        self._setbacks += failed.world
-        if not failed.world or self._setbacks > SETBACKS:
-            self._setbacks = 0
+        return self._set_back(why, failed.pnode) if failed.world else self._fail(why)
+
+    def _set_back(self, why: str, without: PNodeId | None) -> list[Command]:
+        """Trouble of the world: elsewhere, if it fits, until it was enough."""
+        self._setbacks += 1
+        if self._setbacks > SETBACKS:
             return self._fail(why)
-        self._shunned.add(failed.pnode)
+        self._shunned |= {without} if without is not None else set()
         return self._back(why)
 
     def _standing(self, pnode: PNodeId, hosted: Hosted | None, now: float) -> list[Command]:
@@ -286,21 +309,27 @@ class Reading:
     def _watch(self, now: float) -> list[Command]:
         if self._watchdog is None:
             return []
-        reading = [request for request in self._open if request.slot is not None]
+        reading = self._under_way
         match self._watchdog.verdict(Sight(self._drawn, self._heard, bool(reading), self._owing), now):
             case Again():
-                return [command for request in reading for command in self._read_anew(request)]
+                return [command for request in reading for command in self._read_anew(request, now)]
             case GiveUp(reason, without, _):
-                self._shunned |= {without} if without is not None else set()
-                return self._back(reason if without else f"the reading of {self.source.shown} stood still")
+                return self._set_back(reason if without else f"the reading of {self.source.shown} stood still", without)
             case None:
-                return []
+                return self._read_late(now)
+
+    def _read_late(self, now: float) -> list[Command]:
+        """A lost message of one request is no standstill while others go on: its piece is long overdue."""
+        late = [request for request in self._overtaken if now >= request.due]
+        for request in late:
+            request.tries += 1
+        return [command for request in late for command in self._read_anew(request, now)]
 
     def _tick(self, now: float) -> list[Command]:
         commands: list[Command] = []
         for request in self._open:
             if now >= request.asked + IDLE:
-                commands += self._ended(request, f"nobody asked about it for {IDLE:.0f} s")
+                commands += self._ended(request, f"nobody asked about it for {IDLE:.0f} s", now)
         if not self._open and now >= self._last_asked() + IDLE:
             commands += self._let_go()
             self._go(_S.ENDED, "")
@@ -323,7 +352,7 @@ class Reading:
 
     # -- tokens ------------------------------------------------------------------------------------------------------------
 
-    def _pump(self) -> list[Command]:
+    def _pump(self, now: float) -> list[Command]:
         """Give free slots to those that wait for one, oldest first."""
         if self.state is not _S.SERVING:
             return []
@@ -331,29 +360,30 @@ class Reading:
         commands: list[Command] = []
         for slot, request in zip(free, [request for request in self._open if request.slot is None], strict=False):
             request.slot = slot
-            commands += self._read_anew(request)
+            commands += self._read_anew(request, now)
         return commands
 
-    def _read_anew(self, request: Request) -> list[Command]:
+    def _read_anew(self, request: Request, now: float) -> list[Command]:
         """The last window of its text, from position 0, as a new attempt."""
         window = request.ids[-self._feeds.seq_len :]
         request.attempt, self._attempts = self._attempts, self._attempts + 1
         caches = request.ask.caches and len(request.ids) < self._feeds.seq_len
         request.position, request.cached = 0, len(window) if caches else 0
-        return self._feed(request, window, caches)
+        return self._feed(request, window, caches, now)
 
-    def _read_next(self, request: Request) -> list[Command]:
+    def _read_next(self, request: Request, now: float) -> list[Command]:
         """What its attempt has not kept: the newest id."""
         position = len(request.ids) - 1
         if request.cached != position or position >= self._feeds.seq_len:
-            return self._read_anew(request)
+            return self._read_anew(request, now)
         request.position, request.cached = position, position + 1
-        return self._feed(request, request.ids[-1:], caches=True)
+        return self._feed(request, request.ids[-1:], caches=True, now=now)
 
-    def _feed(self, request: Request, ids: Sequence[int], caches: bool) -> list[Command]:
+    def _feed(self, request: Request, ids: Sequence[int], caches: bool, now: float) -> list[Command]:
         assert self._deploy is not None
         assert request.slot is not None
         request.positions += len(ids)
+        request.heard, request.due = self._heard, now + STUCK_AFTER * 2**request.tries
         payload = np.array([ids], np.int64)
         by_home: dict[PNodeId, list[Slot]] = {}
         for node, slot in self._feeds.ids:
@@ -365,7 +395,7 @@ class Reading:
         )  # fmt: skip
         return [SendHop(home, replace(header, targets=tuple(targets)), payload) for home, targets in by_home.items()]
 
-    def _logits(self, event: LogitsRead) -> list[Command]:
+    def _logits(self, event: LogitsRead, now: float) -> list[Command]:
         hop = event.hop
         request = next((one for one in self._open if one.slot == hop.micro), None)
         if request is None or (hop.attempt, hop.step) != (request.attempt, request.position) or event.logits.size != self._vocabulary:
@@ -374,18 +404,18 @@ class Reading:
         self._heard += 1
         token = draw(event.logits.reshape(-1), request.ask.sampling, len(request.ids))
         if token is None:
-            return self._ended(request, "the network answered with logits that are no numbers", failed=True)
+            return self._ended(request, "the network answered with logits that are no numbers", now, failed=True)
         request.ids.append(token)
         request.position = -1  # the same logits, twice, are not drawn from twice
         self._drawn += 1
-        self._setbacks = 0
+        self._setbacks = request.tries = 0
         self._shunned.clear()
         if request.ask.ended(request.tokens):
-            return self._ended(request, "stop")
+            return self._ended(request, "stop", now)
         if len(request.tokens) >= request.ask.limit:
-            return self._ended(request, "length")
-        return [*self._read_next(request), Spoke(request.ask.id)]
+            return self._ended(request, "length", now)
+        return [*self._read_next(request, now), Spoke(request.ask.id)]
 
-    def _ended(self, request: Request, why: str, failed: bool = False) -> list[Command]:
+    def _ended(self, request: Request, why: str, now: float, failed: bool = False) -> list[Command]:
         request.end(why, failed)
-        return [*self._pump(), Spoke(request.ask.id)]
+        return [*self._pump(now), Spoke(request.ask.id)]

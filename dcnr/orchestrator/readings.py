@@ -1,19 +1,18 @@
 """All checkpoints that are read, by the name under which PNodes know them.
 
 Rule 1: a checkpoint is read once, however many requests there are. When it has ended, its newest epoch is remembered.
-Rule 2: what waits is offered the fleet as waiting sessions are. What has just gone back for a reason that offers do not change waits for
-the next offer.
+Rule 2: what waits is offered the fleet as waiting sessions are, after them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dcnr.bus.messages import PNodeInfo, Refused
+from dcnr.bus.messages import PNodeInfo
 from dcnr.ids import NEVER, Epoch, PNodeId, SessionId
 from dcnr.orchestrator.commands import Command
-from dcnr.orchestrator.events import Generate, Offered
-from dcnr.orchestrator.reading import Reading, ReadingEvent, ReadingState, Request
+from dcnr.orchestrator.events import Generate, MakeRoom, Offered
+from dcnr.orchestrator.reading import Reading, ReadingState, Request
 from dcnr.orchestrator.session import Settings
 
 Offer = Callable[[SessionId], Sequence[PNodeInfo]]
@@ -38,6 +37,10 @@ class Readings:
         found = ((reading, reading.requests[request]) for reading in self.all.values() if request in reading.requests)
         return next(found, None)
 
+    def steps_of(self, session: SessionId) -> frozenset[int]:
+        """The checkpoints of `session` that are being read: what has to be deployed again must still be there."""
+        return frozenset(reading.source.step for reading in self.all.values() if reading.source.session == session)
+
     def uses(self, name: SessionId, pnode: PNodeId, epoch: Epoch) -> bool:
         """Whether `pnode` rightly hosts a part of the reading `name` in `epoch`."""
         return name in self.all and self.all[name].uses(pnode, epoch)
@@ -47,24 +50,16 @@ class Readings:
         name = ask.source.name
         if name not in self.all:
             self.all[name] = Reading(ask.source, self._settings, known, now)
-        return self.all[name].handle(ask, now) + self.place(now)
-
-    def handle(self, name: SessionId, event: ReadingEvent, now: float) -> list[Command]:
-        """What one of them has to know."""
-        reading = self.all[name]
-        before = reading.state
-        commands = reading.handle(event, now)
-        retry = before is not reading.state is ReadingState.WAITING and not isinstance(event, Refused)
-        return commands + (self.place(now) if retry else [])
-
-    def each(self, event: ReadingEvent, now: float) -> list[Command]:
-        """What all of them have to know; nobody is placed."""
-        return [command for reading in self.all.values() for command in reading.handle(event, now)]
+        return self.all[name].handle(ask, now)
 
     def place(self, now: float) -> list[Command]:
         """Offer the fleet to those that wait."""
         waiting = [(name, reading) for name, reading in self.all.items() if reading.wants]
         return [command for name, reading in waiting for command in reading.handle(Offered(tuple(self._offer(name))), now)]
+
+    def make_room(self, now: float) -> list[Command]:
+        """Those that nobody wants anything of let go of what they hold."""
+        return [command for reading in self.all.values() for command in reading.handle(MakeRoom(), now)]
 
     def over(self) -> dict[SessionId, Epoch]:
         """Forget those that have ended: their newest epochs."""

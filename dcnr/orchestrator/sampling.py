@@ -17,6 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 Logits = npt.NDArray[Any]
+Weights = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.intp]
+
+FEW = 1024
+"""How many ids are looked at first for a share of `top_p`; eight times as many, if they do not have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +37,38 @@ class Sampling:
 
 def draw(logits_V: Logits, sampling: Sampling, position: int) -> int | None:
     """The id at `position` of a text; None if the logits are no numbers."""
-    scores_V = np.asarray(logits_V, np.float64)[: sampling.known]
-    if not len(scores_V) or np.isnan(scores_V).any() or np.isposinf(scores_V).any() or np.isneginf(scores_V).all():
+    scores_V = np.asarray(logits_V)[: sampling.known]
+    largest = float(scores_V.max(initial=-np.inf))
+    if not np.isfinite(largest):  # an overflow, a NaN, or nothing that is possible
         return None
     if sampling.temperature == 0:
         return int(np.argmax(scores_V))
-    order_V = np.argsort(-scores_V, kind="stable")
-    if sampling.top_k:
-        order_V = order_V[: sampling.top_k]
-    p = np.exp((scores_V[order_V] - scores_V[order_V[0]]) / sampling.temperature)
-    share = np.cumsum(p) / p.sum()
-    kept = int(np.searchsorted(share, sampling.top_p)) + 1 if sampling.top_p < 1 else len(share)
-    whole = share[min(kept, len(share)) - 1]
-    at = int(np.searchsorted(share[:kept], _uniform(sampling.seed, position) * whole, side="right"))
-    return int(order_V[min(at, kept - 1, len(share) - 1)])
+    kept = _likeliest(scores_V, sampling.top_k) if 0 < sampling.top_k < len(scores_V) else np.arange(len(scores_V))
+    weights_V = np.exp((scores_V[kept].astype(np.float64) - largest) / sampling.temperature)
+    if sampling.top_p < 1:
+        few = _nucleus(weights_V, sampling.top_p)
+        kept, weights_V = kept[few], weights_V[few]
+    share = np.cumsum(weights_V)
+    at = int(np.searchsorted(share, _uniform(sampling.seed, position) * share[-1], side="right"))
+    return int(kept[min(at, np.searchsorted(share, share[-1]))])  # at most the last that has a share at all
+
+
+def _nucleus(weights_V: Weights, top_p: float) -> Ids:
+    """Of the likeliest the fewest whose share reaches `top_p`, in their order. To sort them all would take longer than all the rest."""
+    enough, count = weights_V.sum() * top_p, min(FEW, len(weights_V))
+    few = _likeliest(weights_V, count)
+    while weights_V[few].sum() < enough and count < len(weights_V):
+        count = min(8 * count, len(weights_V))
+        few = _likeliest(weights_V, count)
+    order = few[np.argsort(-weights_V[few], kind="stable")]
+    return np.sort(order[: int(np.searchsorted(np.cumsum(weights_V[order]), enough)) + 1])
+
+
+def _likeliest(scores_V: Logits, count: int) -> Ids:
+    """The ids of the `count` largest, in their order; of equals the smaller ids."""
+    least = np.partition(scores_V, -count)[-count]
+    above, equal = np.flatnonzero(scores_V > least), np.flatnonzero(scores_V == least)
+    return np.sort(np.concatenate([above, equal[: count - len(above)]]))
 
 
 def _uniform(seed: int, position: int) -> float:

@@ -91,6 +91,8 @@ class Session:
         self.fenced = 0
         self.setbacks = 0
         """How often the world failed since a step was done."""
+        self.read: frozenset[int] = frozenset()
+        """Steps whose checkpoints are being read for text: they stay."""
         self._shunned: dict[PNodeId, bool] = {}
         """PNodes that failed (False: until a step is done) or refused (True: until one of them is started anew). Goes there last."""
         self._since = Epoch(record.epoch + 1)
@@ -487,7 +489,7 @@ class Session:
         in_use = self.run.deploy.step if self.run and record.state is _S.DEPLOYING else None
         known = [checkpoint for checkpoint in record.checkpoints if checkpoint.step != new.step]
         best = record.validation.best_step if record.validation else None
-        stay, gone = retained([*known, new], Hyper.model_validate(record.hyper), (in_use, best))
+        stay, gone = retained([*known, new], Hyper.model_validate(record.hyper), (in_use, best, *self.read))
         left = run.checkpoints.left_over(new.step) if run else ()
         self.record = replace(record.with_checkpoints(stay), loss=self.loss)
         useless = tuple(sorted({*left, *gone}.difference(kept.step for kept in stay)))

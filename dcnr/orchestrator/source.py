@@ -25,11 +25,14 @@ SLOTS = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """What is read: `key` is that of the manifest, `graph` the one that generates; `pnodes`: how many to use, 0 for as few as hold it."""
+    """What is read: `key` is that of the manifest, `weights` says what is in its parts, `graph` is the one that generates; `pnodes`: how
+    many to use, 0 for as few as hold it.
+    """
 
     session: SessionId
     step: int
     key: str
+    weights: str
     network_file: str
     fuse: bool
     graph: Graph
@@ -37,8 +40,9 @@ class Source:
 
     @property
     def name(self) -> SessionId:
-        """Under which PNodes know it: the same for the same checkpoint."""
-        digest = hashlib.sha256(f"{self.key} {self.pnodes}".encode()).hexdigest()
+        """Under which PNodes know it: the same for the same checkpoint, and another for what is trained anew under its name."""
+        parts = (self.key, self.weights, self.network_file, str(self.fuse), str(self.pnodes))
+        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         return SessionId(f"reading-{digest[:16]}")
 
     @property

@@ -4,11 +4,13 @@ Rule 1: logits are the declared output of that name, or else what the first cost
 there go.
 Rule 2: a sequence comes piece by piece, so every node must treat a position by itself, or with what a cache keeps of earlier ones.
 Who does not is refused by name.
-Rule 3: where nothing after it looks at other positions, only the last one goes on (`last_position`).
+Rule 3: where nothing after it looks at other positions, only the last one goes on (`last_position`): as early as can be, and at the end
+in any case.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from dcnr.errors import UserError
@@ -18,7 +20,7 @@ from dcnr.network.shapes import feed_of, is_cost
 from dcnr.nodes.cost import CostConfig, LmHeadCostConfig
 from dcnr.nodes.registry import NODE_TYPES
 from dcnr.nodes.spec import NodeConfig, common_keys
-from dcnr.passes.rewrite import remove
+from dcnr.passes.rewrite import ports_of, remove
 from dcnr.passes.training_graph import made_of_text, without_lone_broadcasts
 
 LOGITS = "logits"
@@ -93,44 +95,39 @@ def _check(graph: Graph, live: set[NodeId]) -> None:
 
 
 def _from_last_position(graph: Graph) -> Graph:
-    """`graph`, with a node before the last ones, each the only reader of the one before it."""
+    """`graph`, with a node before the last ones, each the only reader of the one before it; or behind all of them."""
     (sink,) = graph.outputs
-    first = graph.by_id[sink.port.node]
-    if not _works_alone(first):
-        return graph
-    while (source := first.inputs[0]) is not None and _works_alone(before := graph.by_id[source.node]):
-        if len(graph.consumers[source]) > 1 or len(before.output_shapes) > 1:
-            break
-        first = before
-    if source is None or len(graph.by_id[source.node].output_shapes[source.slot]) != 2:
-        return graph
-    return _cut(graph, first, source)
+    port, alone = sink.port, set[NodeId]()
+    while (before := _works_alone(graph, graph.by_id[port.node])) is not None:
+        alone.add(port.node)
+        port = before
+    return _cut(graph, port, alone)
 
 
-def _works_alone(node: GraphNode) -> bool:
-    """Whether it reads one tensor of numbers, position by position, and needs no earlier one."""
+def _works_alone(graph: Graph, node: GraphNode) -> Port | None:
+    """The one tensor that it reads position by position, if it needs no earlier one, and gives what it makes to one reader at most."""
     cache = NODE_TYPES[node.type].cache(node.config, node.input_shapes)
-    return len(node.inputs) == 1 and node.inputs[0] is not None and cache is None
+    readers = sum(len(graph.consumers.get(port, ())) for port in ports_of(node))
+    return node.inputs[0] if len(node.inputs) == 1 and cache is None and readers <= 1 else None
 
 
-def _cut(graph: Graph, first: GraphNode, source: Port) -> Graph:
-    """`graph`, with the last position only from `first` on, which reads `source`."""
+def _cut(graph: Graph, source: Port, alone: Collection[NodeId]) -> Graph:
+    """`graph`, with the last position only in the nodes `alone`, one of which reads `source`, or else in its output."""
     maker, name = graph.by_id[source.node], NodeId("last_position")
     while name in graph.by_id:
         name = NodeId(f"{name[:63]}_")
     shape = maker.output_shapes[source.slot]
     config = NodeConfig(precision=maker.config.precision, activation_precision=maker.config.activation_precision)
     last = GraphNode(name, "last_position", config, (source,), (shape,), ((1, shape[-1]),), members=(name,))
-    last = replace(last, activation_precision=maker.activation_precision)
-    nodes, after = [], {Port(first.id, 0)}
+    nodes = [replace(last, activation_precision=maker.activation_precision)]
     for node in graph.nodes:
-        if node.id == first.id:
-            node = replace(node, inputs=(Port(name, 0),))
-        if node.id == first.id or node.inputs[0] in after:
-            after.add(Port(node.id, 0))
-            node = replace(node, input_shapes=tuple(map(_one, node.input_shapes)), output_shapes=tuple(map(_one, node.output_shapes)))
+        if node.id in alone:
+            inputs = tuple(Port(name, 0) if port == source else port for port in node.inputs)
+            shapes = tuple(map(_one, node.input_shapes)), tuple(map(_one, node.output_shapes))
+            node = replace(node, inputs=inputs, input_shapes=shapes[0], output_shapes=shapes[1])
         nodes.append(node)
-    return replace(graph, nodes=topological_order([*nodes, last]))
+    outputs = graph.outputs if alone else (Sink(LOGITS, Port(name, 0)),)
+    return replace(graph, nodes=topological_order(nodes), outputs=outputs)
 
 
 def _one(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -56,7 +56,9 @@ def graph_costs(graph: Graph, rows: int, shards: int = SHARDS, place: Callable[[
 
 
 def reading_costs(graph: Graph, slots: int) -> dict[NodeId, NodeCost]:
-    """What every node costs that generates: weights as they are stored, the caches of `slots` sequences, and one window that it gives."""
+    """What every node costs that generates: weights as they are stored, the caches of `slots` sequences, in float32 as some backends keep
+    them, and one window that it gives.
+    """
     return {node.id: _reading_cost(node, slots) for node in graph.nodes}
 
 
@@ -70,7 +72,7 @@ def _reading_cost(node: GraphNode, slots: int) -> NodeCost:
         parameters=parameters,
         parameter_bytes=parameters * width(node.param_precision),
         optimizer_bytes=0,
-        activation_bytes=(kept + sum(math.prod(shape) for shape in node.output_shapes)) * size,
+        activation_bytes=kept * 4 + sum(math.prod(shape) for shape in node.output_shapes) * size,
         again_bytes=0,
     )
 

@@ -53,7 +53,8 @@ def place(graph: Graph, hosts: Sequence[Host], rows: int, reads: bool = False) -
                 assignment = _assignment(graph, groups, order, ends)
                 assignment.validate(graph)
                 return assignment
-    raise _does_not_fit(graph, groups, hosts, problem)
+    larger = "start more or larger PNodes"
+    raise _does_not_fit(graph, groups, hosts, problem, larger if reads else f"use a smaller batch, or {larger}")
 
 
 def _assignment(graph: Graph, groups: Sequence[Group], hosts: Sequence[Host], ends: Sequence[int]) -> Assignment:
@@ -65,7 +66,7 @@ def _assignment(graph: Graph, groups: Sequence[Group], hosts: Sequence[Host], en
     return Assignment({node.id: holder[node.id] for node in graph.nodes})
 
 
-def _does_not_fit(graph: Graph, groups: Sequence[Group], hosts: Sequence[Host], problem: Problem) -> DoesNotFit:
+def _does_not_fit(graph: Graph, groups: Sequence[Group], hosts: Sequence[Host], problem: Problem, remedy: str) -> DoesNotFit:
     if not hosts:
         return DoesNotFit(f"there is no PNode for network '{graph.name}'", "start one with dcnr-agent")
     sizes = [after - before for before, after in zip(problem.memory, problem.memory[1:], strict=False)]
@@ -75,7 +76,7 @@ def _does_not_fit(graph: Graph, groups: Sequence[Group], hosts: Sequence[Host], 
     return DoesNotFit(
         f"network '{graph.name}' needs {_mib(needed)}, its largest part '{groups[largest].nodes[0]}' {_mib(sizes[largest])}; "
         f"free are {free}",
-        "use a smaller batch, or start more or larger PNodes",
+        remedy,
     )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 
+from dcnr.text.tokenizer import Tokenizer
 from tests.acceptance.networks import SEQ, small
 from tests.acceptance.running import PATIENCE, Cluster, register, train
 from tests.cli.conftest import command, environment
@@ -43,6 +45,22 @@ def test_the_text_depends_neither_on_the_placement_nor_on_the_cache(trained: Clu
     within = ("generate", "speaks", "--prompt", "li", "--temperature", "0", "--max-tokens", str(SEQ - 2), "--json")
     assert json.loads(trained.dcnr(*within))["positions"] == SEQ - 1
     assert json.loads(trained.dcnr(*within, "--no-cache"))["positions"] == sum(range(2, SEQ))
+
+
+def test_the_text_is_that_of_plain_pytorch(trained: Cluster, tmp_path: Path) -> None:
+    """Loaded from what an export holds, on 1 and 3 agents, with the cache and without; within the window and far beyond it."""
+    pytest.importorskip("torch")
+    from tests.parity.torch_export import load
+
+    trained.dcnr("checkpoint", "export", "speaks", str(tmp_path / "exported"))
+    tokenizer, plain = Tokenizer.load(tmp_path / "exported" / "tokenizer.json"), load(tmp_path / "exported")
+    ids = tokenizer.encode("li")
+    for _ in range(TOKENS):
+        ids.append(int(plain.logits(ids[-SEQ:])[-1, : tokenizer.vocab_size].argmax()))
+    wanted = tokenizer.decode(ids)
+    for arguments in (("--pnodes", "1"), ("--pnodes", "3"), ("--pnodes", "3", "--no-cache")):
+        said = json.loads(trained.dcnr("generate", "speaks", "--prompt", "li", *COLD, *arguments))
+        assert "li" + said["text"] == wanted, arguments
 
 
 def test_a_seed_gives_its_text_again_and_a_step_its_own(trained: Cluster) -> None:

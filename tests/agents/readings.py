@@ -85,6 +85,7 @@ class Relay:
             command = commands.popleft()
             assert isinstance(command, SendHop)
             if command.to == READER:
+                assert command.payload.shape[:2] == (1, 1)
                 self.logits.append((command.hop, np.array(command.payload)[0, -1]))
                 continue
             self.sent.append(command.hop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -13,8 +14,10 @@ from dcnr.ids import NodeId, PNodeId
 from dcnr.network.graph import Graph
 from tests.agents.readings import Relay, deploy_to_generate, graph_to_generate
 from tests.agents.tiny import NORMED, TINY, A, B, C, alternate, spread
+from tests.network.files import NETWORKS
 
 LEARNED = TINY.replace("position_encoding: none", "position_encoding: learned")
+TOPOLOGY = runpy.run_path(str(NETWORKS / "generate.py"))["Topology"](layers=4, seq=16, vocab=50, on_text=False, dim=64, heads=4).text()
 IDS = [3, 14, 15, 9, 2]
 Place = Callable[[Graph, Sequence[PNodeId]], Mapping[NodeId, PNodeId]]
 
@@ -36,6 +39,20 @@ def test_pieces_give_what_the_whole_gives(place: Place, pnodes: Sequence[PNodeId
     for position, logits in found.items():
         np.testing.assert_allclose(logits, whole[position], rtol=1e-4, atol=1e-5)
     assert len({tuple(np.round(logits, 3)) for logits in whole}) == 5
+
+
+@pytest.mark.parametrize("backend", ["numpy", "cpu"])
+def test_a_cache_rounds_nothing_that_is_not_rounded_without_one(backend: str) -> None:
+    """Turned keys, and values with their bias, in half precision: texts would soon differ. What is left is the order of sums."""
+    text = TOPOLOGY.replace("precision: fp16", "precision: bf16")
+    relay = Relay(deploy_to_generate(dict.fromkeys(graph_to_generate(text, True).by_id, A), text, True), load_backend(backend), text)
+    ids = np.random.default_rng(2).integers(0, 50, 16).tolist()
+    worst = []
+    for position in range(16):
+        with_cache = relay.feed(ids[position : position + 1], position, attempt=99).astype(np.float64)
+        without = relay.feed(ids[: position + 1], 0, attempt=position, caches=False, slot=1).astype(np.float64)
+        worst.append(np.abs(with_cache - without).max() / np.abs(without).max())
+    assert np.mean(worst) < 0.03, worst
 
 
 def test_a_token_costs_one_position() -> None:

@@ -42,6 +42,14 @@ async def test_a_number_that_no_message_can_hold_is_the_users_error() -> None:
     await bus.close()
 
 
+async def test_a_text_that_no_message_can_hold_is_the_users_error() -> None:
+    """A shell passes on bytes that are no UTF-8 as surrogates."""
+    bus = MemoryBroker().connect()
+    with pytest.raises(UserError, match="character 3 of a text is no Unicode character"):
+        await api.call(bus, "generate", prompt=b"ab\xff".decode(errors="surrogateescape"))
+    await bus.close()
+
+
 @pytest.mark.parametrize("kind", [NotFound, AlreadyExists, UserError, DoesNotFit, BackendUnavailable, WorldError, PeerError, DcnrError])
 async def test_an_error_is_raised_at_the_caller_as_what_it_is(kind: type[DcnrError]) -> None:
     """With its message and remedy."""

@@ -26,7 +26,12 @@ def test_a_source_is_a_session_or_a_step_of_one() -> None:
     assert wanted("s@12", OPTIONS)["step"] == 12
 
 
-@pytest.mark.parametrize("source", ["s@", "s@x", "s@-1", "s@1@2", "s@²"])
+def test_newlines_and_tabs_of_a_stop_text_are_written_as_escapes() -> None:
+    """As a shell passes them on."""
+    assert wanted("s", {**OPTIONS, "stop": (r"\n\n", "\n", r"a\t")})["stop"] == ["\n\n", "\n", "a\t"]
+
+
+@pytest.mark.parametrize("source", ["s@", "s@x", "s@-1", "s@1@2", "s@²", "s@" + "9" * 17, "s@" + "9" * 5000])
 def test_a_step_is_a_number(source: str) -> None:
     """Said before anybody is asked."""
     with pytest.raises(UserError, match="is not a step"):
@@ -36,17 +41,33 @@ def test_a_step_is_a_number(source: str) -> None:
 async def test_pieces_are_shown_as_they_come_and_waiting_is_said_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Text to stdout, reasons to stderr."""
+    """Text to stdout, reasons to stderr: not into the line that the prompt begins."""
+    order: list[str] = []
+
+    def show(text: str) -> None:
+        order.append(text)
+        order.append(capsys.readouterr().err)
+        write(text)
 
     async def pieces(_cluster: Cluster, **_wanted: object) -> AsyncGenerator[Piece, None]:
         for text, waits in (("", "it needs a PNode"), ("", "it needs a PNode"), ("", "deploys to a"), ("so ", ""), ("it goes", "")):
             yield Piece(text, 1, 1, 1, False, False, "", waits)
 
     monkeypatch.setattr(Cluster, "pieces", pieces)
-    text, last = await stream(Cluster(MemoryBroker().connect()), {}, write)
-    out, err = capsys.readouterr()
-    assert (text, out, last.text) == ("so it goes", "so it goes", "it goes")
-    assert err.splitlines() == ["it needs a PNode", "deploys to a"]
+    text, last = await stream(Cluster(MemoryBroker().connect()), {}, show, "and ")
+    assert (text, last.text) == ("so it goes", "it goes")
+    assert order == ["and so ", "it needs a PNode\ndeploys to a\n", "it goes", "", "\n", ""]
+
+
+async def test_a_text_without_tokens_shows_its_prompt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As one that ends at once."""
+
+    async def pieces(_cluster: Cluster, **_wanted: object) -> AsyncGenerator[Piece, None]:
+        yield Piece("", 0, 1, 1, True, False, "stop", "")
+
+    monkeypatch.setattr(Cluster, "pieces", pieces)
+    assert (await stream(Cluster(MemoryBroker().connect()), {}, write, "and "))[0] == ""
+    assert capsys.readouterr().out == "and \n"
 
 
 async def _nothing() -> AsyncGenerator[Piece, None]:

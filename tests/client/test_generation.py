@@ -24,11 +24,11 @@ class Writer:
 
     def __init__(self, forgets: frozenset[int] = frozenset(), fails: bool = False) -> None:
         self.asked: list[dict[str, Any]] = []
+        self.questions: list[tuple[str, int]] = []
         self.stopped: list[str] = []
         self._forgets = forgets
         self._fails = fails
         self._known: dict[str, int] = {}
-        self._questions = 0
         self._served: list[Subscription] = []
 
     async def serve(self, bus: MemoryBus) -> None:
@@ -54,8 +54,8 @@ class Writer:
         return ok({"request": name, "session": fields["session"], "step": 7})
 
     def _next(self, fields: dict[str, Any]) -> bytes:
-        self._questions += 1
-        if self._questions in self._forgets:
+        self.questions.append((fields["request"], fields["after"]))
+        if len(self.questions) in self._forgets:
             self._known.clear()
         if fields["request"] not in self._known:
             return failure(NotFound("no request"))
@@ -100,7 +100,26 @@ async def test_the_pieces_are_the_text_and_the_options_travel() -> None:
     assert "".join(pieces) == TEXT
     assert len(pieces) > 1
     assert writer.asked == [{"session": "s", "prompt": "Once", "temperature": 0.0, "stop": ["\n"]}]
+    assert writer.questions == [("r1", after) for after in range(0, len(TEXT), 5)]
     assert writer.stopped == []
+
+
+async def test_an_orchestrator_that_does_not_answer_is_asked_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was lost is not left out."""
+    monkeypatch.setattr(generation, "ASK_EVERY", 0.01)
+    writer = Writer()
+    async with cluster_of(writer) as (cluster, server):
+        pieces = cluster.generate("s", "Once")
+        text = await anext(pieces)
+        await writer.leave()
+        coming = asyncio.ensure_future(anext(pieces))
+        await asyncio.sleep(0)  # it has asked, and nobody was there
+        await writer.serve(server)
+        text += await coming
+        text += "".join([piece async for piece in pieces])
+    assert text == TEXT
+    assert len(writer.asked) == 1
+    assert writer.questions == [("r1", after) for after in range(0, len(TEXT), 5)]
 
 
 async def test_another_orchestrator_goes_on_where_the_text_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,6 +134,7 @@ async def test_another_orchestrator_goes_on_where_the_text_was(monkeypatch: pyte
                 await writer.leave()
                 asyncio.get_running_loop().call_later(0.03, lambda: back.append(asyncio.ensure_future(writer.serve(server))))
     assert text == TEXT
+    assert writer.questions[-1] == ("r2", 30)
     assert writer.asked == [{"session": "s", "prompt": "Once", "seed": 7}, {"session": "s", "prompt": "Once", "seed": 7, "step": 7}]
 
 
@@ -128,13 +148,15 @@ async def test_requests_that_are_lost_again_and_again_are_an_error() -> None:
 
 
 async def test_what_is_refused_and_what_fails_is_raised() -> None:
-    """In the orchestrator's words."""
+    """In the orchestrator's words; what came before it, and with it, is given."""
     async with cluster_of(Writer()) as (cluster, _):
         with pytest.raises(UserError, match="prompt is empty"):
             _ = [piece async for piece in cluster.generate("s", "")]
     async with cluster_of(Writer(fails=True)) as (cluster, _):
+        pieces = cluster.generate("s", "Once")
+        assert "".join([await anext(pieces) for _ in range(3)]) == TEXT[:15]
         with pytest.raises(DcnrError, match="session s could not be gone on with: no PNode is left"):
-            _ = [piece async for piece in cluster.generate("s", "Once")]
+            await anext(pieces)
 
 
 async def test_whoever_stops_reading_ends_the_text() -> None:

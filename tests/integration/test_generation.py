@@ -15,16 +15,13 @@ from dcnr.backends.base import Array, Rope
 from dcnr.backends.numpy.backend import NumpyBackend
 from dcnr.bus.memory import MemoryBroker
 from dcnr.ids import PNodeId, SessionId
-from dcnr.network.graph import Port
-from dcnr.network.instantiate import instantiate
 from dcnr.network.load import load_graph
-from dcnr.nodes.base import Env
-from dcnr.passes import prepare
 from dcnr.storage.checkpoint import MOMENTS, read_manifest, read_tensors
 from dcnr.storage.file import FileStorage
 from tests.agents.tiny import SEQ, TINY
 from tests.integration.scripted import agents, info_of
 from tests.orchestrator.running import User, make_data, orchestrator, user
+from tests.parity.sampler import Sampler
 
 RUN: dict[str, Any] = {"network": "tiny", "dataset": "text", "steps": 30, "batch": 6, "seed": 3, "session": "s"}
 HYPER = {"lr": 0.02, "checkpoint_every": 10, "keep_last": 9}
@@ -83,19 +80,9 @@ async def reference(data_dir: Path, step: int) -> str:
     storage = FileStorage(data_dir)
     manifest = await read_manifest(storage, SessionId("s"), step)
     saved = await read_tensors(storage, manifest, [name for name in manifest.tensors if not name.endswith(MOMENTS)])
-    graph, backend = prepare(load_graph(TINY, "tiny.yml"), fuse=False), NumpyBackend()
-    ids = [1, 2]
+    plain, ids = Sampler(load_graph(TINY, "tiny.yml"), saved, NumpyBackend()), [1, 2]
     for _ in range(TOKENS):
-        values: dict[Port | None, Any] = {None: np.array([ids[-SEQ:]])}
-        for node in graph.nodes[:-1]:
-            compute = instantiate(node)
-            params = {p.name: np.concatenate([saved[f"{part.node}.{part.name}"] for part in p.parts]) for p in compute.parameters}
-            params |= {"weight": saved[f"{node.tied_to}.weight"]} if node.tied_to else {}
-            env = Env(backend, params, {}, False, "float32", 0, 0, 0, False, 0.0, 1.0)
-            outputs, _ = compute.forward(env, tuple(values[port] for port in node.inputs))
-            values |= {Port(node.id, slot): output for slot, output in enumerate(outputs)}
-        logits = values[graph.nodes[-1].inputs[0]][0, -1]
-        ids.append(int(np.argmax(logits[:5])))
+        ids.append(int(np.argmax(plain.logits(ids)[:5])))
     return "".join(" abcd"[token] for token in ids[2:])
 
 

@@ -24,10 +24,10 @@ SETTINGS = Settings(PNodeId("orchestrator-1"), "file:///data")
 COLD = Sampling(0.0, 0, 1.0, 0, VOCABULARY)
 
 
-def source(pnodes: int = 0, step: int = 3) -> Source:
+def source(pnodes: int = 0, step: int = 3, weights: str = "sha256", fuse: bool = True) -> Source:
     """Of session `s`."""
-    graph = prepare(load_graph(TINY, "tiny.yml"), True, "generate")
-    return Source(SessionId("s"), step, f"checkpoints/s/{step:010d}/manifest.json", TINY, True, graph, pnodes)
+    graph = prepare(load_graph(TINY, "tiny.yml"), fuse, "generate")
+    return Source(SessionId("s"), step, f"checkpoints/s/{step:010d}/manifest.json", weights, TINY, fuse, graph, pnodes)
 
 
 def following(window: Sequence[int]) -> int:
@@ -45,7 +45,7 @@ def text_of(prompt: Sequence[int], count: int) -> list[int]:
 
 def ask(name: str = "r", prompt: Sequence[int] = (1, 2), limit: int = 8, **other: object) -> Generate:
     """A request; `other` are further fields."""
-    return replace(Generate(1, name, source(), tuple(prompt), COLD, limit, True, lambda _ids: False), **other)  # type: ignore[arg-type]
+    return replace(Generate(1, name, source(), tuple(prompt), COLD, limit, True, lambda _ids: False, lambda _ids, _done: ""), **other)  # type: ignore[arg-type]
 
 
 class Stage:

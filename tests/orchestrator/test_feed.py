@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from dcnr.errors import UserError
 from dcnr.ids import Epoch, NetworkId, NodeId, PNodeId
-from dcnr.network.load import load_graph
 from dcnr.orchestrator.feed import Address, Feeds, batch_of, costs_of, eval_hops, feeds_of, micro_hops, windows_of
-from tests.orchestrator.fakes import NETWORK, SESSION, graph
+from tests.orchestrator.fakes import SESSION, graph
 
 
 def test_ids_go_to_the_embedder_and_targets_to_the_cost() -> None:
@@ -18,12 +19,10 @@ def test_ids_go_to_the_embedder_and_targets_to_the_cost() -> None:
     assert costs_of(graph()) == ("loss",)
 
 
-def test_a_network_without_an_embedder_cannot_be_trained_on_text() -> None:
+def test_a_network_that_takes_no_ids_is_refused() -> None:
     """The user is told what is missing."""
-    lines = NETWORK.splitlines()
-    text = "\n".join(line for line in lines if "id: embed" not in line and "from: embed" not in line)
-    with pytest.raises(UserError):
-        feeds_of(load_graph(text, "small.yml"))
+    with pytest.raises(UserError, match=r"no node takes token ids \(add an embedder that no edge leads to\)"):
+        feeds_of(replace(graph(), nodes=graph().nodes[1:]))
 
 
 def test_weight_counts_the_targets_of_the_whole_step_that_count() -> None:

@@ -206,6 +206,65 @@ def test_trouble_of_the_world_is_tried_again_elsewhere_three_times() -> None:
     assert stage.request().failed
 
 
+def pass_time(stage: Stage, seconds: float, busy: bool = False) -> None:
+    """With heartbeats of whoever hosts it, questions about what is open, and the offers that follow."""
+    until = stage.now + seconds
+    while stage.now < until:
+        stage.now += 0.5
+        for host in stage.reading.hosts:
+            stage.stand(host, work=3, busy=busy)
+        stage.play(Tick(), *(AskedFor(name) for name in stage.reading.requests), stage.offered())
+
+
+def test_a_standstill_that_no_deployment_ends_is_said_the_fourth_time() -> None:
+    """Where every hop is lost, be it for ever."""
+    stage = Stage("a")
+    stage.lose = lambda _hop: True
+    stage.play(ask(), stage.offered())
+    pass_time(stage, 200)
+    assert len(stage.deploys) == 4
+    assert stage.request().failed
+    assert stage.request().done == "the reading of s@3 stood still"
+
+
+def test_a_host_that_does_nothing_is_left_and_in_the_end_given_up() -> None:
+    """It says that it has work, and does none of it."""
+    stage = Stage("a", "b")
+    stage.lose = lambda _hop: True
+    stage.play(ask(), stage.offered())
+    pass_time(stage, 1300, busy=True)
+    hosts = [next(iter(deploy.assignment.values())) for deploy in stage.deploys]
+    assert hosts[0] != hosts[1]
+    assert len(hosts) == 4
+    assert "has work and did none of it" in stage.request().done
+
+
+def test_a_lost_message_is_made_good_though_others_go_on() -> None:
+    """They hide it from whoever looks for a standstill. Late is late: twice as long the second time."""
+    stage = Stage("a")
+    lost: list[float] = []
+
+    def lose(hop: Hop) -> bool:
+        if hop.micro == 0 and len(lost) < 2:
+            lost.append(stage.now)
+            return True
+        return False
+
+    stage.lose = lose
+    stage.play(ask(limit=6), stage.offered())
+    number = 0
+    while not stage.request().done:
+        number += 1
+        stage.play(ask(f"other{number}", limit=2))
+        assert stage.request(f"other{number}").done
+        pass_time(stage, 1.0)
+        assert stage.now < 200
+    assert stage.request().tokens == text_of((1, 2), 6)
+    assert [round(at / 45) for at in lost] == [0, 1]
+    assert round(stage.now / 45) == 3
+    assert len(stage.deploys) == 1
+
+
 def test_a_checkpoint_that_cannot_be_read_is_said() -> None:
     """A refusal for another reason is tried elsewhere."""
     stage = Stage("a", "b")

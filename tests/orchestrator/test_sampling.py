@@ -49,6 +49,20 @@ def test_top_p_keeps_the_fewest_that_reach_it(top_p: float, kept: set[int]) -> N
     assert set(found) == kept
 
 
+@pytest.mark.parametrize("sampling", [WARM, replace(WARM, top_k=700), replace(WARM, top_p=0.95), replace(WARM, top_k=6000, top_p=0.7)])
+@pytest.mark.parametrize("temperature", [1.0, 30.0])
+def test_of_a_large_vocabulary_the_right_ones_are_kept(sampling: Sampling, temperature: float) -> None:
+    """Those of sorting all of it, which takes too long; among many that are equal too."""
+    logits = np.round(np.random.default_rng(1).normal(size=20_000) * 4, 1)
+    order = np.argsort(-logits, kind="stable")[: sampling.top_k or None]
+    p = np.exp(logits[order] / temperature)
+    reached = np.searchsorted(np.cumsum(p) / p.sum(), sampling.top_p) + 1 if sampling.top_p < 1 else len(order)
+    kept = set(order[:reached].tolist())
+    drawn = {draw(logits, replace(sampling, temperature=temperature), position) for position in range(300)}
+    assert drawn <= kept
+    assert len(drawn) > 5
+
+
 def test_the_draw_depends_on_seed_and_position_alone() -> None:
     """So that an answer can be repeated, and gone on with from any place."""
     logits = np.zeros(1000, np.float32)

@@ -15,9 +15,9 @@ from tests.orchestrator.reader import source
 
 
 def test_the_name_is_that_of_the_checkpoint() -> None:
-    """Another one for another step or another number of PNodes; it can stand in subjects."""
-    names = {source().name, source(step=4).name, source(pnodes=2).name}
-    assert len(names) == 3
+    """Another one for another step, number of PNodes, or training under the same name; it can stand in subjects."""
+    names = {one.name for one in (source(), source(step=4), source(pnodes=2), source(weights="other"), source(fuse=False))}
+    assert len(names) == 5
     assert source().name == source().name
     assert all(is_id(name) for name in names)
     assert source().shown == "s@3"
@@ -30,7 +30,7 @@ def test_as_many_as_it_takes_the_roomiest_first() -> None:
     assert set(homes_to_read(source(), [other, roomy]).pnodes) == {"b"}
     small = [replace(info(name), memory_total=int(0.7 * need)) for name in "abc"]
     assert len(homes_to_read(source(), small).pnodes) == 2
-    with pytest.raises(DoesNotFit):
+    with pytest.raises(DoesNotFit, match=r"free are a .* \(start more or larger PNodes\)"):
         homes_to_read(source(), [replace(info(name), memory_total=need // 20) for name in "abc"])
 
 

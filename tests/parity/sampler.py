@@ -57,15 +57,6 @@ class Sampler:
             values.update((Port(node.id, slot), output) for slot, output in enumerate(outputs))
         return np.asarray(self._backend.to_host(values[self._logits])[0], np.float32)
 
-    def sample(self, ids: Sequence[int], count: int, temperature: float, rng: np.random.Generator) -> list[int]:
-        """`count` tokens that follow `ids`; the lower the temperature, the likelier ones."""
-        text = list(ids)
-        for _ in range(count):
-            logits_V = self.logits(text).astype(np.float64) / temperature
-            p_V = np.exp(logits_V - logits_V.max())
-            text.append(int(rng.choice(len(p_V), p=p_V / p_V.sum())))
-        return text[len(ids) :]
-
     def _env(self, node: GraphNode) -> Env:
         return Env(
             backend=self._backend,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -41,6 +42,43 @@ def test_what_follows_the_last_attention_alone_gets_the_last_position() -> None:
     graph = generation_graph(shipped("tiny"))
     assert graph.by_id[NodeId("final_ln")].inputs == (Port(NodeId("last_position"), 0),)
     assert graph.by_id[NodeId("last_position")].inputs == (Port(NodeId("block_1_residual_ffn"), 0),)
+
+
+def bigram() -> Network:
+    """Whose rows are the logits of what follows."""
+    net = Network()
+    net.add("loss", "cost", net.add("embedder", "embedder", vocab_size=11, dim=11, seq_len=4), vocab_size=11)
+    return net
+
+
+def two_heads() -> Network:
+    """Whose logits are added up."""
+    net = chain()
+    net.edges.pop()
+    net.edges[-1] = net.edges[-1].replace("embedder", "fan")
+    net.add("fan", "broadcast", "embedder", num_outputs=2)
+    net.add("other", "linear", "fan:1", in_dim=8, out_dim=11)
+    net.add("sum", "add", "head", "other")
+    net.edges.append("  - {from: sum, to: loss}")
+    return net
+
+
+def attention_last() -> Network:
+    """Whose logits come out of attention."""
+    net = Network()
+    here = net.add("embedder", "embedder", vocab_size=12, dim=8, seq_len=4)
+    here = net.add("head", "attention", here, dim=8, num_heads=2, head_dim=6)
+    net.add("loss", "cost", here, vocab_size=12)
+    return net
+
+
+@pytest.mark.parametrize("make", [bigram, two_heads, attention_last])
+def test_logits_that_no_node_of_one_input_makes_are_those_of_the_last_position_too(make: Callable[[], Network]) -> None:
+    """It is taken behind them."""
+    for fuse in (True, False):
+        graph = prepare(make().graph(), fuse, "generate")
+        assert graph.outputs[0].port == Port(NodeId("last_position"), 0)
+        assert graph.by_id[NodeId("last_position")].output_shapes == ((1, 12 if make is attention_last else 11),)
 
 
 def test_logits_are_the_declared_output_or_what_the_first_cost_reads() -> None:
@@ -114,5 +152,7 @@ def test_any_network_generates_or_is_refused_in_words(net: Network) -> None:
             refused = str(error)
         else:
             refused = ""
-            assert [sink.name for sink in graph.outputs] == ["logits"]
+            (sink,) = graph.outputs
+            assert sink.name == "logits"
+            assert graph.by_id[sink.port.node].output_shapes[sink.port.slot][0] == 1
         assert not refused or "node '" in refused

@@ -35,6 +35,7 @@ class CpuBackend(HostOps):
 
     name = "cpu"
     runs_shards = True
+    wide_caches = True
 
     def __init__(self) -> None:
         limit_blas()

@@ -37,6 +37,7 @@ class CupyBackend:
 
     name = "cupy"
     runs_shards = False
+    wide_caches = False
 
     def __init__(self, device: Device, fused_attention: bool = True, fused_lm_head: bool = True) -> None:
         """The switches turn the fast paths off, to find out whether an error is theirs."""

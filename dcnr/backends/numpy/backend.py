@@ -22,6 +22,7 @@ class NumpyBackend(HostOps, ArrayOps, LinearOps, ActivationOps, NormOps, Embeddi
 
     name = "numpy"
     runs_shards = True
+    wide_caches = True
 
     def __init__(self) -> None:
         limit_blas()

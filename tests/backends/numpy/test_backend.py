@@ -87,4 +87,4 @@ def test_threads_share_a_backend() -> None:
 
 def test_it_says_what_it_is() -> None:
     """By name; a micro-batch is cut into shards on it."""
-    assert (NumpyBackend().name, NumpyBackend().runs_shards) == ("numpy", True)
+    assert (NumpyBackend().name, NumpyBackend().runs_shards, NumpyBackend().wide_caches) == ("numpy", True, True)
