@@ -125,9 +125,12 @@ def test_a_new_leader_needs_the_graphs_of_what_is_not_at_rest() -> None:
 
 
 def test_a_tokenizer_is_compared_with_that_of_a_dataset(tmp_path: Path) -> None:
-    """Another one of the same size is another one; that of the dataset itself is not."""
+    """Another one of the same size is another one; that of the dataset itself is not, wherever the dataset is."""
     make_data(tmp_path)
     check_tokenizer(open_tokenizer(tmp_path, "chars"), tmp_path, "text")
+    storage = FileStorage(tmp_path / "storage")
+    asyncio.run(push_dataset(tmp_path, "text", storage, no_progress))
+    check_tokenizer(open_tokenizer(tmp_path, "chars"), tmp_path / "there", "text", storage)
     (tmp_path / "other.txt").write_text("efgh ")
     with pytest.raises(UserError, match=r"dataset 'text' was made with another tokenizer \('chars'\)"):
         check_tokenizer(Tokenizer.train([tmp_path / "other.txt"], "char"), tmp_path, "text")
