@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from dcnr.data.making import finish, making
+from dcnr.data.making import FINAL, finish, making
 from dcnr.data.manifest import (
     DatasetManifest,
     Shard,
@@ -41,7 +41,7 @@ def derive_dataset(
     stream = shelf.whole()
     spans = rule.spans(min(len(stream), tokens or len(stream)), seq_len)
     with making(unfinished_folder(data_dir, name)) as work:
-        shards, splits = write_shards(work / "final", blocks(stream, spans), old.stored, tokenizer.token_bytes())
+        shards, splits = write_shards(work / FINAL, blocks(stream, spans), old.stored, tokenizer.token_bytes())
         check_length(name, "train", splits["train"].tokens, seq_len)
         whole = tokens is None or tokens >= len(stream)
         manifest = replace(
@@ -54,7 +54,7 @@ def derive_dataset(
             shards=shards,
             documents=old.documents if whole else 0,
         )
-        finish(work / "final", folder, manifest)
+        finish(work, folder, manifest)
     return manifest
 
 
@@ -66,7 +66,7 @@ def import_ids(data_dir: Path, name: str, files: Mapping[Split, Sequence[Path]],
     streams = {split: _raw_stream(split, files.get(split, ()), stored(dtype).itemsize) for split in SPLITS}
     with making(unfinished_folder(data_dir, name)) as work:
         found = chain.from_iterable(blocks(stream, [(0, len(stream), split)]) for split, stream in streams.items())
-        shards, splits = write_shards(work / "final", found, stored(dtype), tokenizer.token_bytes())
+        shards, splits = write_shards(work / FINAL, found, stored(dtype), tokenizer.token_bytes())
         check_length(name, "train", splits["train"].tokens, seq_len)
         manifest = DatasetManifest(
             name=name,
@@ -81,7 +81,7 @@ def import_ids(data_dir: Path, name: str, files: Mapping[Split, Sequence[Path]],
             sources=tuple(os.path.abspath(file) for split in SPLITS for file in files.get(split, ())),
             files=sum(map(len, files.values())),
         )
-        finish(work / "final", folder, manifest)
+        finish(work, folder, manifest)
     return manifest
 
 

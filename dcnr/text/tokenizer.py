@@ -15,7 +15,7 @@ import secrets
 import shutil
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -135,7 +135,8 @@ class Tokenizer:
     def _check_gives_back(self, text: str, remedy: str) -> None:
         found = self.decode(self.encode(text))
         if found != text:
-            at = len(os.path.commonprefix([text, found]))
+            same = (one == other for one, other in zip(text, found, strict=False))
+            at = sum(takewhile(bool, same))
             raise UserError(f"the tokenizer changes text: {text[at : at + 20]!r} comes back as {found[at : at + 20]!r}", remedy)
 
     def save(self, path: Path) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dcnr.data import derive
 from dcnr.data.create import Recipe, create_dataset
 from dcnr.data.dataset import Dataset
 from dcnr.data.derive import derive_dataset, import_ids
-from dcnr.data.manifest import DatasetManifest
+from dcnr.data.manifest import DatasetManifest, dataset_folder
 from dcnr.data.split import SplitRule
 from dcnr.errors import NotFound, UserError
 from dcnr.text.tokenizer import open_tokenizer
@@ -53,6 +54,24 @@ def test_folds_of_tokens_are_everything_once(data_dir: Path) -> None:
     folds = [derive_dataset(data_dir, f"f{fold}", "d", SplitRule("kfold", folds=3, fold=fold)) for fold in range(3)]
     found = [token for fold in folds for token in ids_of(data_dir, fold, "validation").tolist()]
     assert sorted(found) == sorted(all_ids(data_dir, Dataset.open(data_dir, "d").manifest))
+
+
+def test_who_was_interrupted_can_begin_again(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is in the way, neither of a derived dataset nor of an imported one."""
+    raw = dataset_folder(data_dir, "d") / "train-00000.bin"
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for make in (
+        lambda: derive_dataset(data_dir, "x", "d", SplitRule()),
+        lambda: import_ids(data_dir, "y", {"train": [raw]}, "b", 8),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(derive, "finish", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                make()
+        assert make().train_tokens
 
 
 def test_what_cannot_be_derived_is_refused(data_dir: Path) -> None:

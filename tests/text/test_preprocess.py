@@ -53,7 +53,10 @@ def test_a_folder_without_text_is_an_error(tmp_path: Path) -> None:
 
 
 def test_sources_keep_their_order_and_count_once(folder: Path) -> None:
-    """A file that a later source names again is not read twice."""
+    """A file that a later source names again, by whatever path, is not read twice."""
+    (folder / "link.txt").symlink_to(folder / "b.txt")
+    assert find_files([folder / "b.txt", folder / "sub/../b.txt", folder / "link.txt"]).files == (folder / "b.txt",)
+    (folder / "link.txt").unlink()
     assert find_files([folder / "b.txt", folder / "*.txt"]).files == (folder / "b.txt", folder / "a.txt")
 
 

@@ -269,9 +269,8 @@ def library_of(change: str) -> tokenizers.Tokenizer:
         case "letters":
             library.model = models.BPE(vocab={"a": 0, "X": 1, "\u0120": 2}, merges=[])
         case "bytes":
-            library.model = models.BPE(
-                vocab={letter: i for i, letter in enumerate({*pre_tokenizers.ByteLevel.alphabet()} - {"\u00c8"})}, merges=[]
-            )
+            alphabet = [letter for letter in pre_tokenizers.ByteLevel.alphabet() if letter != "\u00c8"]
+            library.model = models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[])
         case "strip":
             library.add_tokens([tokenizers.AddedToken("<m>", lstrip=True)])
         case "cut":
@@ -328,7 +327,7 @@ def test_a_tokenizer_of_characters_that_changes_them_is_refused(tmp_path: Path, 
     import_tokenizer(tmp_path, "good", tmp_path / "good.json")
     library.decoder = decoder
     library.save(str(tmp_path / "theirs.json"))
-    with pytest.raises(UserError, match="the tokenizer changes text: '.*' comes back as"):
+    with pytest.raises(UserError, match=r"the tokenizer changes text: '.*' comes back as"):
         import_tokenizer(tmp_path, "t", tmp_path / "theirs.json")
 
 
