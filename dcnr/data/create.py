@@ -21,10 +21,10 @@ from threading import Lock
 from dcnr.data.making import FINAL, finish, making
 from dcnr.data.manifest import VERSION, DatasetManifest, Dtype, Ids, Shard, check_free, dtype_for, stored, unfinished_folder
 from dcnr.data.shards import TokenStream, blocks, map_ids, write_shards
-from dcnr.data.split import SPLITS, Split, SplitRule, check_length, digest_of
+from dcnr.data.split import SPLITS, Split, SplitRule, check_length
 from dcnr.data.units import Encoder, Part, Unit, encode_unit, finished_unit, plan_units
 from dcnr.errors import UserError
-from dcnr.text.documents import Reading
+from dcnr.text.documents import Reading, digest_of
 from dcnr.text.preprocess import FoundFiles, distinct, find_files, total_bytes
 from dcnr.text.tokenizer import OnProgress, fingerprint, no_progress, open_tokenizer
 

@@ -73,8 +73,10 @@ def _files_of(source: str) -> tuple[list[Path], list[Path]]:
     path = Path(source)
     if path.is_dir():
         candidates = [file for file in sorted(path.rglob("*")) if file.is_file() and not _is_hidden(file.relative_to(path))]
-    elif path.exists():
+    elif path.is_file():
         return [path], []
+    elif path.exists():
+        raise UserError(f"'{source}' is no file that can be read more than once", "write it to a file first")
     elif _WILDCARD.search(source):
         candidates = [Path(match) for match in sorted(glob.glob(source, recursive=True)) if os.path.isfile(match)]
     else:
@@ -82,7 +84,7 @@ def _files_of(source: str) -> tuple[list[Path], list[Path]]:
     text: list[Path] = []
     others: list[Path] = []
     for file in candidates:
-        (text if file.suffix == PARQUET or _is_text(file) else others).append(file)
+        (text if file.suffix.lower() == PARQUET or _is_text(file) else others).append(file)
     return text, others
 
 

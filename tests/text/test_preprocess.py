@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from itertools import pairwise
+import os
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,13 @@ def test_a_named_file_is_read_whatever_it_is(folder: Path) -> None:
     bad = folder / "bad.txt"
     bad.write_bytes(b"\xff")
     assert find_files([folder, bad]) == FoundFiles((folder / "a.txt", folder / "b.txt", folder / "sub/c.md", bad), skipped=0)
+
+
+def test_a_pipe_is_no_file(folder: Path) -> None:
+    """Text is read more than once; of a pipe nothing would be there the second time."""
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(UserError, match=r"pipe' is no file that can be read more than once"):
+        find_files([folder / "pipe"])
 
 
 def test_a_folder_without_text_is_an_error(tmp_path: Path) -> None:
