@@ -20,6 +20,8 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 
 Strategy = Literal["tail", "documents", "files", "windows", "kfold", "given"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+OF_TOKENS: tuple[Strategy, ...] = ("tail", "windows", "kfold")
+"""Those that can cut tokens, whose text and documents are not known."""
 
 BLOCK_WINDOWS = 16
 """Windows of the sequence length in a block of `windows`: so few targets have a text before them that is not theirs."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from itertools import pairwise
-import os
 from pathlib import Path
 
 import pytest
