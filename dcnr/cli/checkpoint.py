@@ -50,7 +50,7 @@ def checkpoint() -> None:
 
 def storage_options(command: F) -> F:
     """Add `--storage` and `--data-dir` as the arguments `storage` and `data_dir`."""
-    about = "URL of the checkpoints: file:///path or s3://bucket/path (default: $DCNR_STORAGE or the data directory)."
+    about = "URL of the storage: file:///path or s3://bucket/path (default: $DCNR_STORAGE or the data directory)."
     return click.option("--storage", help=about)(data_dir_option(command))
 
 

@@ -1,6 +1,7 @@
 """From a text to the tokenizer and dataset that a network needs, made once for each content.
 
-Rule 1: the name is a hash of what decides the result (the text's bytes, vocabulary size, sequence length), so a second run finds them.
+Rule 1: the name is a hash of what decides the result (the files' bytes and formats, vocabulary size, sequence length), so a second run
+finds them.
 Rule 2: a network with a vocabulary of at most 256 reads characters, a larger one byte-level BPE.
 Rule 3: if the dataset cannot be made, the tokenizer made for it goes too.
 Rule 4: what takes long happens beside the loop, so that Ctrl-C is heard at once.
@@ -20,6 +21,7 @@ from dcnr.data.manifest import VERSION, DatasetManifest, has_dataset, unfinished
 from dcnr.errors import UserError
 from dcnr.network.graph import Graph
 from dcnr.nodes.embedding import EmbedderConfig
+from dcnr.text.documents import Reading
 from dcnr.text.preprocess import find_files
 from dcnr.text.tokenizer import MIN_BPE_VOCABULARY, Kind, Tokenizer, add_tokenizer, delete_tokenizer, list_tokenizers
 
@@ -71,6 +73,7 @@ def _needs(graph: Graph) -> tuple[int, int]:
 def _hash(files: Sequence[Path], vocab_size: int, seq_len: int) -> str:
     digest = hashlib.sha256(f"{VERSION} {vocab_size} {seq_len}".encode())
     for file in files:
+        digest.update(Reading().of(file).encode())
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()[:12]

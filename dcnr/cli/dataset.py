@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,7 +31,7 @@ from dcnr.data.create import DEFAULT_SEQ_LEN, Recipe, create_dataset
 from dcnr.data.dataset import Dataset
 from dcnr.data.derive import derive_dataset, import_ids
 from dcnr.data.manifest import DatasetManifest, delete_dataset, list_datasets
-from dcnr.data.split import SPLITS, STRATEGIES, Split, SplitRule, Strategy
+from dcnr.data.split import OF_TOKENS, SPLITS, STRATEGIES, Split, SplitRule, Strategy
 from dcnr.data.transfer import push_dataset
 from dcnr.errors import UserError
 from dcnr.text.documents import Format
@@ -46,24 +46,29 @@ def dataset() -> None:
     """Make and look at datasets."""
 
 
-def split_options(command: F) -> F:
-    """Add what makes a `SplitRule`."""
+def split_options(choices: Sequence[Strategy], about: str) -> Callable[[F], F]:
+    """Add what makes a `SplitRule` of one of these strategies."""
     options = (
-        click.option("--split", "strategy", type=click.Choice(STRATEGIES), default="tail", show_default=True, help=_SPLITS),
+        click.option("--split", "strategy", type=click.Choice(choices), default="tail", show_default=True, help=about),
         click.option("--validation", type=click.FloatRange(0, 1, max_open=True), default=0.1, show_default=True, help="Share kept for it."),
         click.option("--seed", type=click.IntRange(0, MAX_SEED), default=0, show_default=True, help="Of windows, and of folds of tokens."),
         click.option("--folds", type=click.IntRange(2), default=5, show_default=True, help="Of kfold."),
         click.option("--fold", type=click.IntRange(0), default=0, show_default=True, help="Which fold is for validation, from 0."),
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
-_SPLITS = (
+_OF_TEXT = (
     "What is for validation: the end of the text, whole documents by the hash of their text, whole files by the hash of their name, "
     "random windows, one of several folds of documents, or what --validation-from names (given)."
 )
+_OF_TOKENS = "What is for validation: the end of the tokens, random windows, or one of several folds of blocks."
 
 
 @dataset.command(
@@ -76,7 +81,7 @@ _SPLITS = (
 @click.argument("name")
 @click.argument("paths", nargs=-1, required=True)
 @click.option("--tokenizer", required=True, help="The tokenizer to use.")
-@split_options
+@split_options(STRATEGIES, _OF_TEXT)
 @click.option("--validation-from", "given", multiple=True, metavar="PATH", help="Files, folders, globs that are for validation.")
 @reading_options
 @click.option("--seq-len", type=click.IntRange(1), default=DEFAULT_SEQ_LEN, show_default=True, help="Sequence length it is meant for.")
@@ -102,7 +107,7 @@ def create(
     """Tokenise PATHS (files, folders, globs, - for stdin) into dataset NAME.
 
     A file is one document of text, unless --separator says otherwise; JSONL (.jsonl, .ndjson) and Parquet (.parquet) hold one in each
-    line or row. Interrupted, the same command goes on where it was.
+    line or row. Interrupted, the same command goes on where it was (stdin begins anew).
     """
     if given and strategy not in ("tail", "given"):
         raise UserError(f"--validation-from and --split {strategy} say two different things", "use one of them")
@@ -135,7 +140,7 @@ def import_(
 @dataset.command(epilog=example("dcnr dataset derive books-fold2 --from books --split kfold --folds 5 --fold 2"))
 @click.argument("name")
 @click.option("--from", "parent", required=True, help="The dataset whose tokens it is made of.")
-@split_options
+@split_options(OF_TOKENS, _OF_TOKENS)
 @click.option("--tokens", type=click.IntRange(1), help="Only so many, from the start.")
 @click.option("--seq-len", type=click.IntRange(1), help="Sequence length it is meant for; that of the other, if not given.")
 @data_dir_option
@@ -155,7 +160,8 @@ def derive(
 ) -> None:
     """Make dataset NAME of the tokens of another one, split anew: by tail, windows or kfold. No text is needed."""
     rule = SplitRule(strategy, validation, seed, folds, fold)
-    show_record(_fields(derive_dataset(data_dir, name, parent, rule, seq_len, tokens)), as_json)
+    opened = Dataset.open(data_dir, parent, chosen(None, data_dir))
+    show_record(_fields(derive_dataset(opened, name, rule, seq_len, tokens)), as_json)
 
 
 @dataset.command("list", epilog=example("dcnr dataset list"))
@@ -163,8 +169,13 @@ def derive(
 @json_option
 def list_(data_dir: Path, as_json: bool) -> None:
     """List all datasets."""
-    rows = [_fields(manifest) for manifest in list_datasets(data_dir)]
-    show_table("datasets", rows, ("name", "tokenizer", "vocab_size", "train_tokens", "validation_tokens", "bytes"), as_json)
+    rows = [_row(name, found) for name, found in list_datasets(data_dir).items()]
+    columns = ("name", "tokenizer", "vocab_size", "train_tokens", "validation_tokens", "bytes", "problem")
+    show_table("datasets", rows, columns, as_json)
+
+
+def _row(name: str, found: DatasetManifest | UserError) -> dict[str, object]:
+    return {"name": name, "problem": str(found)} if isinstance(found, UserError) else _fields(found) | {"problem": ""}
 
 
 @dataset.command(epilog=example("dcnr dataset show books"))

@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,12 +39,14 @@ def reading_of(format: Format | None, field: str, separator: str | None) -> Read
 
 @contextmanager
 def with_stdin(paths: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """`paths`, where `-` is a file of what comes from stdin, since text is read more than once."""
-    if STDIN not in paths:
-        yield tuple(paths)
-        return
+    """`paths`, where `-` and every pipe is a file of what comes from it, since text is read more than once."""
     with tempfile.TemporaryDirectory(prefix="dcnr-stdin-") as folder:
-        spooled = Path(folder) / "stdin"
-        with spooled.open("wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)
-        yield tuple(str(spooled) if path == STDIN else path for path in paths)
+        yield tuple(_spooled(path, Path(folder) / str(number)) for number, path in enumerate(paths))
+
+
+def _spooled(path: str, file: Path) -> str:
+    if path != STDIN and not Path(path).is_fifo():
+        return path
+    with nullcontext(sys.stdin.buffer) if path == STDIN else Path(path).open("rb") as source, file.open("wb") as kept:
+        shutil.copyfileobj(source, kept, 1 << 20)
+    return str(file)

@@ -21,7 +21,7 @@ from dcnr.cli.output import (
     tell_skipped,
 )
 from dcnr.cli.texts import reading_of, reading_options, with_stdin
-from dcnr.data.manifest import list_datasets
+from dcnr.data.manifest import DatasetManifest, list_datasets
 from dcnr.errors import UserError
 from dcnr.storage.file import write_file
 from dcnr.text.documents import Format
@@ -153,7 +153,8 @@ def decode(name: str, ids: tuple[int, ...], data_dir: Path, as_json: bool) -> No
 @json_option
 def delete(name: str, data_dir: Path, as_json: bool) -> None:
     """Delete tokenizer NAME, unless a dataset was made with it."""
-    used = [dataset.name for dataset in list_datasets(data_dir) if dataset.tokenizer == name]
+    found = list_datasets(data_dir).values()
+    used = [dataset.name for dataset in found if isinstance(dataset, DatasetManifest) and dataset.tokenizer == name]
     if used:
         raise UserError(f"tokenizer '{name}' is used by dataset {', '.join(used)}", "delete that first")
     delete_tokenizer(data_dir, name)

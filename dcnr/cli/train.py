@@ -17,6 +17,7 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
+from dcnr.cli.checkpoint import chosen
 from dcnr.cli.client import run
 from dcnr.cli.cluster import BACKENDS, LocalCluster
 from dcnr.cli.corpus import prepare_text
@@ -29,7 +30,7 @@ from dcnr.client.cluster import Cluster, NetworkFile, TrainOptions, is_file, mad
 from dcnr.client.connect import connect
 from dcnr.client.session import Session
 from dcnr.data.batches import MAX_BATCH, MAX_SEED, MAX_STEP
-from dcnr.data.manifest import read_manifest
+from dcnr.data.dataset import Dataset
 from dcnr.errors import DcnrError, UserError
 from dcnr.ids import SessionId, check_id
 from dcnr.metrics.writers import Writers
@@ -160,7 +161,8 @@ def _check(plan: TrainPlan) -> None:
 async def _dataset(plan: TrainPlan, source: Source) -> str:
     if plan.dataset is not None:
         if plan.local is not None:
-            read_manifest(plan.data_dir, plan.dataset)  # raises; a cluster that runs has a data directory of its own
+            # raises; a cluster that runs has a data directory and a storage of its own
+            await asyncio.to_thread(Dataset.open, plan.data_dir, plan.dataset, chosen(None, plan.data_dir))
         return plan.dataset
     return await prepare_text(plan.data_dir, plan.text, source.graph)
 

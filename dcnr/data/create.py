@@ -12,21 +12,20 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from dcnr.data.making import finish, making
+from dcnr.data.making import FINAL, finish, making
 from dcnr.data.manifest import VERSION, DatasetManifest, Dtype, Ids, Shard, check_free, dtype_for, stored, unfinished_folder
 from dcnr.data.shards import TokenStream, blocks, map_ids, write_shards
 from dcnr.data.split import SPLITS, Split, SplitRule, check_length
 from dcnr.data.units import Encoder, Part, Unit, encode_unit, finished_unit, plan_units
 from dcnr.errors import UserError
-from dcnr.text.documents import Reading
-from dcnr.text.preprocess import FoundFiles, find_files, total_bytes
+from dcnr.text.documents import Reading, digest_of
+from dcnr.text.preprocess import FoundFiles, distinct, find_files, total_bytes
 from dcnr.text.tokenizer import OnProgress, fingerprint, no_progress, open_tokenizer
 
 MAX_THREADS = 8
@@ -43,7 +42,7 @@ class Recipe:
     rule: SplitRule = field(default_factory=SplitRule)
     reading: Reading = field(default_factory=Reading)
     given: tuple[str, ...] = ()
-    shown: tuple[str, ...] | None = field(default=None, compare=False)
+    shown: tuple[str, ...] | None = None
 
     def check(self) -> None:
         """Raise `UserError` for what cannot be."""
@@ -51,6 +50,9 @@ class Recipe:
             raise UserError(f"a sequence length of {self.seq_len} is not possible", "use 1 or more")
         if self.reading.separator == "":
             raise UserError("the separator is empty", "give the text that stands between two documents")
+        if bool(self.given) != (self.rule.strategy == "given"):
+            which = "names no sources" if not self.given else f"names sources, and is by {self.rule.strategy}"
+            raise UserError(f"what is for validation {which}", "name sources for a split by 'given', and for no other")
         self.rule.check()
 
 
@@ -66,13 +68,14 @@ def create_dataset(
     tokenizer = open_tokenizer(data_dir, tokenizer_name)
     found = find_files(sources)
     given = find_files(recipe.given) if recipe.given else FoundFiles((), 0)
-    files = tuple(dict.fromkeys((*found.files, *given.files)))
+    files = distinct((*found.files, *given.files))
+    validation = _for_validation(files, given.files, recipe.rule)
     sha256, dtype = fingerprint(data_dir, tokenizer_name), dtype_for(tokenizer.vocab_size)
     with making(unfinished_folder(data_dir, name)) as work:
-        _begin(work, _plan(files, given.files, sha256, recipe))
-        encoder = Encoder(tokenizer, recipe.reading, recipe.rule, frozenset(given.files), stored(dtype))
+        _begin(work, _plan(files, validation, sha256, recipe))
+        encoder = Encoder(tokenizer, recipe.reading, recipe.rule, validation, stored(dtype))
         parts = _encode_all(work, plan_units(files, recipe.reading, recipe.rule), encoder, total_bytes(files), on_progress)
-        shards, splits = write_shards(work / "final", _blocks(work, parts, recipe, dtype), stored(dtype), tokenizer.token_bytes())
+        shards, splits = write_shards(work / FINAL, _blocks(work, parts, recipe, dtype), stored(dtype), tokenizer.token_bytes())
         check_length(name, "train", splits["train"].tokens, recipe.seq_len)
         manifest = DatasetManifest(
             name=name,
@@ -89,23 +92,35 @@ def create_dataset(
             files=len(files),
             skipped=found.skipped + given.skipped,
         )
-        finish(work / "final", folder, manifest)
+        finish(work, folder, manifest)
     return manifest
 
 
-def _plan(files: Sequence[Path], given: Sequence[Path], tokenizer: str, recipe: Recipe) -> str:
+def _for_validation(files: Sequence[Path], given: Sequence[Path], rule: SplitRule) -> frozenset[Path]:
+    """Those of `files` that are for validation as a whole: by their name, or because they were named, under whatever path."""
+    if rule.strategy == "files":
+        return frozenset(file for file in files if rule.split_of(digest_of(_name(file))) == "validation")
+    named = {file.resolve() for file in given}
+    return frozenset(file for file in files if file.resolve() in named)
+
+
+def _name(file: Path) -> bytes:
+    """That of a file and of its folder, however it was named."""
+    return os.fsencode(f"{file.parent.resolve().name}/{file.name}")
+
+
+def _plan(files: Sequence[Path], validation: frozenset[Path], tokenizer: str, recipe: Recipe) -> str:
     """What must be the same for the units that are done to be of use."""
     looked = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return json.dumps([VERSION, looked, [str(file) for file in given], tokenizer, asdict(recipe)], indent=1)
+    return json.dumps([VERSION, looked, sorted(map(str, validation)), tokenizer, asdict(recipe)], indent=1)
 
 
 def _begin(work: Path, plan: str) -> None:
     """Go on in `work` if it was begun with the same plan, else begin anew."""
     file = work / "plan.json"
     if file.exists() and file.read_text(encoding="utf-8") == plan:
-        shutil.rmtree(work / "final", ignore_errors=True)
         return
-    shutil.rmtree(work / "final", ignore_errors=True)
+    file.unlink(missing_ok=True)  # first: it vouches for the others
     for old in (*work.glob("*.ids"), *work.glob("*.json")):
         old.unlink()
     file.write_text(plan, encoding="utf-8")

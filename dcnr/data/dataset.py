@@ -18,9 +18,9 @@ import numpy.typing as npt
 from dcnr.data.batches import batch_starts, epoch_starts, gather, windows_per_epoch
 from dcnr.data.create import DEFAULT_SEQ_LEN, Recipe, create_dataset
 from dcnr.data.manifest import DatasetManifest, dataset_folder, has_dataset, read_manifest
-from dcnr.data.shards import Shelf
+from dcnr.data.shards import Shelf, TokenStream
 from dcnr.data.split import SPLITS, Split, SplitRule, check_length
-from dcnr.data.transfer import fetch_dataset
+from dcnr.data.transfer import fetch_dataset, is_of
 from dcnr.errors import UserError
 from dcnr.storage.base import Storage
 from dcnr.text.tokenizer import OnProgress, Tokenizer, fingerprint, no_progress, open_tokenizer
@@ -61,15 +61,22 @@ class Dataset:
         One that is not in `data_dir` is looked for in `storage`; its shards come from there when they are first read. Then, and whenever a
         shard is read, this must not be the thread of a loop.
         """
+        if storage is not None and is_of(storage, data_dir):
+            storage = None
         if storage is not None and not has_dataset(data_dir, name):
             fetch_dataset(data_dir, name, storage)
         return cls(dataset_folder(data_dir, name), read_manifest(data_dir, name), storage)
 
+    @property
+    def data_dir(self) -> Path:
+        """Where it is kept."""
+        return self.folder.parent.parent
+
     def tokenizer(self) -> Tokenizer:
         """The tokenizer it was made with; raises if that has been replaced since."""
-        data_dir, name = self.folder.parent.parent, self.manifest.tokenizer
-        tokenizer = open_tokenizer(data_dir, name)
-        if fingerprint(data_dir, name) != self.manifest.tokenizer_sha256:
+        name = self.manifest.tokenizer
+        tokenizer = open_tokenizer(self.data_dir, name)
+        if fingerprint(self.data_dir, name) != self.manifest.tokenizer_sha256:
             raise UserError(f"tokenizer '{name}' is not the one that made dataset '{self.manifest.name}'", "create the dataset again")
         return tokenizer
 
@@ -109,6 +116,10 @@ class Dataset:
         """The text of so many tokens (or as many as there are) of a split."""
         stop = min(first + tokens, self.manifest.tokens(split))
         return self.tokenizer().decode(self._streams[split].read(first, stop).tolist()) if first < stop else ""
+
+    def whole(self) -> TokenStream:
+        """All tokens, training before validation."""
+        return self._shelf.whole()
 
     def problems(self) -> list[str]:
         """What is wrong with its shards, in words, after reading all of them."""

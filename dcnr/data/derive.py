@@ -11,50 +11,41 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from dcnr.data.making import finish, making
-from dcnr.data.manifest import (
-    DatasetManifest,
-    Shard,
-    check_free,
-    dataset_folder,
-    dtype_for,
-    read_manifest,
-    stored,
-    unfinished_folder,
-)
-from dcnr.data.shards import Shelf, TokenStream, blocks, map_ids, write_shards
-from dcnr.data.split import SPLITS, Split, SplitRule, check_length
+from dcnr.data.dataset import Dataset
+from dcnr.data.making import FINAL, finish, making
+from dcnr.data.manifest import DatasetManifest, Shard, check_free, dtype_for, stored, unfinished_folder
+from dcnr.data.shards import TokenStream, blocks, map_ids, write_shards
+from dcnr.data.split import OF_TOKENS, SPLITS, Split, SplitRule, check_length
 from dcnr.errors import UserError
 from dcnr.text.tokenizer import fingerprint, open_tokenizer
 
 
-def derive_dataset(
-    data_dir: Path, name: str, parent: str, rule: SplitRule, seq_len: int | None = None, tokens: int | None = None
-) -> DatasetManifest:
-    """Dataset `name` of the tokens of `parent`, training before validation, or of the first `tokens` of them, split by `rule`."""
+def derive_dataset(parent: Dataset, name: str, rule: SplitRule, seq_len: int | None = None, tokens: int | None = None) -> DatasetManifest:
+    """Dataset `name` of the tokens of `parent`, training before validation, or of the first `tokens` of them, split by `rule`.
+
+    The shards of `parent` that are not here are fetched: this must not be the thread of a loop.
+    """
     rule.check()
-    if not (rule.of_tokens or rule.strategy == "kfold"):
+    if rule.strategy not in OF_TOKENS:
         raise UserError(f"tokens cannot be split by {rule.strategy}", "use tail, windows or kfold, or create the dataset of its text again")
-    folder, old = check_free(data_dir, name), read_manifest(data_dir, parent)
-    tokenizer = open_tokenizer(data_dir, old.tokenizer)
-    shelf, seq_len = Shelf(dataset_folder(data_dir, parent), old, None), seq_len or old.seq_len
-    stream = shelf.whole()
+    old, folder, seq_len = parent.manifest, check_free(parent.data_dir, name), seq_len or parent.manifest.seq_len
+    stream, token_bytes = parent.whole(), parent.tokenizer().token_bytes()
     spans = rule.spans(min(len(stream), tokens or len(stream)), seq_len)
-    with making(unfinished_folder(data_dir, name)) as work:
-        shards, splits = write_shards(work / "final", blocks(stream, spans), old.stored, tokenizer.token_bytes())
+    with making(unfinished_folder(parent.data_dir, name)) as work:
+        shards, splits = write_shards(work / FINAL, blocks(stream, spans), old.stored, token_bytes)
         check_length(name, "train", splits["train"].tokens, seq_len)
         whole = tokens is None or tokens >= len(stream)
         manifest = replace(
             old,
             name=name,
-            parent=parent,
+            parent=old.name,
             seq_len=seq_len,
-            strategy=str(rule),
+            strategy=str(rule) if rule.of_tokens else f"{rule} of blocks, seed {rule.seed}",
             splits=splits,
             shards=shards,
             documents=old.documents if whole else 0,
         )
-        finish(work / "final", folder, manifest)
+        finish(work, folder, manifest)
     return manifest
 
 
@@ -66,7 +57,7 @@ def import_ids(data_dir: Path, name: str, files: Mapping[Split, Sequence[Path]],
     streams = {split: _raw_stream(split, files.get(split, ()), stored(dtype).itemsize) for split in SPLITS}
     with making(unfinished_folder(data_dir, name)) as work:
         found = chain.from_iterable(blocks(stream, [(0, len(stream), split)]) for split, stream in streams.items())
-        shards, splits = write_shards(work / "final", found, stored(dtype), tokenizer.token_bytes())
+        shards, splits = write_shards(work / FINAL, found, stored(dtype), tokenizer.token_bytes())
         check_length(name, "train", splits["train"].tokens, seq_len)
         manifest = DatasetManifest(
             name=name,
@@ -81,7 +72,7 @@ def import_ids(data_dir: Path, name: str, files: Mapping[Split, Sequence[Path]],
             sources=tuple(os.path.abspath(file) for split in SPLITS for file in files.get(split, ())),
             files=sum(map(len, files.values())),
         )
-        finish(work / "final", folder, manifest)
+        finish(work, folder, manifest)
     return manifest
 
 

@@ -43,11 +43,10 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What all shards of one split hold: `bytes` of text (UTF-8, special tokens count none), and the `largest` id."""
+    """What all shards of one split hold: `bytes` of text (UTF-8, special tokens count none)."""
 
     tokens: int
     bytes: int
-    largest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +171,17 @@ def check_free(data_dir: Path, name: str) -> Path:
     return folder
 
 
-def list_datasets(data_dir: Path) -> list[DatasetManifest]:
-    """The manifests of all datasets, by name."""
+def list_datasets(data_dir: Path) -> dict[str, DatasetManifest | UserError]:
+    """All datasets by name, in order; for each its manifest, or why that cannot be read."""
     names = sorted(path.parent.name for path in (data_dir / "datasets").glob(f"[!.]*/{MANIFEST_NAME}"))
-    return [read_manifest(data_dir, name) for name in names]
+    return {name: _manifest_or_error(data_dir, name) for name in names}
+
+
+def _manifest_or_error(data_dir: Path, name: str) -> DatasetManifest | UserError:
+    try:
+        return read_manifest(data_dir, name)
+    except UserError as error:
+        return error
 
 
 def read_manifest(data_dir: Path, name: str) -> DatasetManifest:

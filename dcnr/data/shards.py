@@ -27,9 +27,8 @@ SHARD_TOKENS = 1 << 24
 BLOCK_TOKENS = 1 << 20
 """How many go from file to file at once."""
 
-
 MAX_OPEN = 256
-"""Shards that are mapped at once: each takes one of the files that a process may have open."""
+"""Shards of one stream that are mapped at once: each takes one of the files that a process may have open."""
 
 
 class TokenStream:
@@ -139,7 +138,7 @@ class ShardWriter:
     def __init__(self, folder: Path, split: Split, stored: np.dtype[np.unsignedinteger], token_bytes: npt.NDArray[np.int64]) -> None:
         self._folder, self._split, self._stored, self._token_bytes = folder, split, stored, token_bytes
         self._shards: list[Shard] = []
-        self._tokens = self._bytes = self._largest = self._here = 0
+        self._tokens = self._bytes = self._here = 0
         self._open_next()
 
     def write(self, ids: Ids) -> None:
@@ -150,8 +149,10 @@ class ShardWriter:
         if largest >= len(self._token_bytes):
             at = self._tokens + int(np.argmax(ids == largest))
             last = len(self._token_bytes) - 1
-            raise UserError(f"token {at} of the {self._split} split has id {largest}, the tokenizer's last is {last}", "use theirs")
-        self._largest = max(self._largest, largest)
+            raise UserError(
+                f"token {at} of the {self._split} split has id {largest}, the tokenizer's last is {last}",
+                "name the tokenizer that made the ids",
+            )
         self._bytes += int(self._token_bytes[ids].sum())
         self._tokens += len(ids)
         while len(ids):
@@ -177,7 +178,7 @@ class ShardWriter:
     @property
     def contents(self) -> Contents:
         """What was written."""
-        return Contents(self._tokens, self._bytes, self._largest)
+        return Contents(self._tokens, self._bytes)
 
     def _open_next(self) -> None:
         self._name = f"{self._split}-{len(self._shards):05d}.bin"

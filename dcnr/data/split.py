@@ -7,7 +7,6 @@ Rule 3: with `given`, what is for validation was named.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -21,6 +20,8 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 
 Strategy = Literal["tail", "documents", "files", "windows", "kfold", "given"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+OF_TOKENS: tuple[Strategy, ...] = ("tail", "windows", "kfold")
+"""Those that can cut tokens, whose text and documents are not known."""
 
 BLOCK_WINDOWS = 16
 """Windows of the sequence length in a block of `windows`: so few targets have a text before them that is not theirs."""
@@ -85,11 +86,6 @@ class SplitRule:
         ours = order % self.folds == self.fold if self.strategy == "kfold" else order < round(blocks * self.validation)
         for block in range(blocks):
             yield block * size, min((block + 1) * size, tokens), "validation" if ours[block] else "train"
-
-
-def digest_of(data: bytes) -> bytes:
-    """What a document or name is known by."""
-    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def split_by_tail(tokens: int, validation: float) -> tuple[int, int]:

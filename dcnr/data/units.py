@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from dcnr.data.manifest import Shard
-from dcnr.data.split import SPLITS, Split, SplitRule, digest_of
+from dcnr.data.split import SPLITS, Split, SplitRule
 from dcnr.errors import UserError
 from dcnr.text.documents import Piece, Reading, Stretch, read_stretch, stretches
 from dcnr.text.tokenizer import Tokenizer
@@ -40,21 +40,19 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """How text becomes ids of a split. `given`: the files that are for validation, where they were named."""
+    """How text becomes ids of a split. `validation`: the files that are for it as a whole."""
 
     tokenizer: Tokenizer
     reading: Reading
     rule: SplitRule
-    given: frozenset[Path]
+    validation: frozenset[Path]
     stored: np.dtype[np.unsignedinteger]
 
     def split_of(self, file: Path, piece: Piece) -> Split:
         """Where a piece of a file belongs, as far as that is decided before all tokens are known."""
         if self.rule.of_documents:
             return self.rule.split_of(piece.digest)
-        if self.rule.strategy == "files":
-            return self.rule.split_of(digest_of(f"{file.parent.name}/{file.name}".encode()))
-        return "validation" if file in self.given else "train"
+        return "validation" if file in self.validation else "train"
 
 
 def plan_units(files: Sequence[Path], reading: Reading, rule: SplitRule) -> list[Unit]:

@@ -212,7 +212,7 @@ class Api:
         await asyncio.to_thread(check_data, graph, self._data_dir, dataset, self._storage, also)
         tokenizer = await imported_tokenizer(self._storage, session)
         if tokenizer is not None:
-            await asyncio.to_thread(check_tokenizer, tokenizer, self._data_dir, dataset)
+            await asyncio.to_thread(check_tokenizer, tokenizer, self._data_dir, dataset, self._storage)
 
     async def _start_session(self, request: NamedSession) -> Answer:
         session = self._session(request.session)

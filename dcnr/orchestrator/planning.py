@@ -86,9 +86,9 @@ def check_data(graph: Graph, data_dir: Path, name: str, storage: Storage | None 
             )
 
 
-def check_tokenizer(tokenizer: Tokenizer, data_dir: Path, name: str) -> None:
+def check_tokenizer(tokenizer: Tokenizer, data_dir: Path, name: str, storage: Storage | None = None) -> None:
     """Raise `UserError` unless dataset `name` was made with `tokenizer`, the one that a session was imported with."""
-    dataset = Dataset.open(data_dir, name)
+    dataset = Dataset.open(data_dir, name, storage)
     if dataset.tokenizer().to_json() != tokenizer.to_json():
         raise UserError(
             f"dataset '{name}' was made with another tokenizer ('{dataset.manifest.tokenizer}') than the network",

@@ -174,7 +174,7 @@ async def _tokenizer_of(storage: Storage, data_dir: Path, manifest: Manifest) ->
     own = await imported_tokenizer(storage, manifest.session)
     if own is not None:
         return None, own
-    dataset = await asyncio.to_thread(Dataset.open, data_dir, manifest.dataset)
+    dataset = await asyncio.to_thread(Dataset.open, data_dir, manifest.dataset, storage)
     return dataset.manifest.tokenizer, await asyncio.to_thread(dataset.tokenizer)
 
 

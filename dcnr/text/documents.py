@@ -16,7 +16,10 @@ import json
 import mmap
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -26,10 +29,11 @@ from dcnr.text.preprocess import PARQUET, PIECE_BYTES, cut_pieces, invalid_utf8,
 Format = Literal["text", "jsonl", "parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
-DIGEST_BYTES = 16
 _BY_SUFFIX: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", PARQUET: "parquet"}
 _SAFE_CUT = re.compile(rb"[A-Za-z0-9](?=[ \n])")
 _ROWS_AT_ONCE = 256
+_DIGEST = partial(hashlib.blake2b, digest_size=16)
+_SAY_WHERE = "say with --field of `dcnr dataset create` where the text is, or leave the file out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,11 @@ class Piece:
     digest: bytes = b""
 
 
+def digest_of(data: bytes) -> bytes:
+    """What a document or name is known by."""
+    return _DIGEST(data).digest()
+
+
 def stretches(file: Path, reading: Reading, size: int, whole: bool = False) -> list[Stretch]:
     """`file`, cut into stretches of about `size` bytes; `whole`: no document may be cut."""
     kind = reading.of(file)
@@ -73,9 +82,14 @@ def stretches(file: Path, reading: Reading, size: int, whole: bool = False) -> l
     if total == 0 or (whole and kind == "text" and reading.separator is None):
         return [Stretch(file, 0, total, total)]
     cut = _cutter(kind, reading)
+    ends = [0]
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        ends = sorted({cut(data, at) for at in range(size, total, size)} | {total})
-    return [Stretch(file, start, stop, stop - start) for start, stop in zip([0, *ends], ends, strict=False)]
+        for at in range(size, total, size):
+            if at >= ends[-1]:  # else it would be found again, however far away it is
+                ends.append(cut(data, at))
+    if ends[-1] < total:
+        ends.append(total)
+    return [Stretch(file, start, stop, stop - start) for start, stop in pairwise(ends)]
 
 
 def read_stretch(stretch: Stretch, reading: Reading, digests: bool = False) -> Iterator[Piece]:
@@ -110,7 +124,10 @@ def _cutter(kind: Format, reading: Reading) -> Callable[[mmap.mmap, int], int]:
     mark = b"\n" if reading.separator is None or kind == "jsonl" else reading.separator.encode()
 
     def after_mark(data: mmap.mmap, at: int) -> int:
-        found = data.find(mark, at - len(mark) + 1)
+        """Behind a mark that no other one overlaps from the left, so that who reads from the beginning finds it too."""
+        found = data.find(mark, max(at - len(mark) + 1, 0))
+        while data.rfind(mark, max(found - len(mark) + 1, 0), max(found + len(mark) - 1, 0)) >= 0:
+            found = data.find(mark, found + len(mark))
         return found + len(mark) if found >= 0 else len(data)
 
     return after_mark
@@ -120,7 +137,7 @@ def _text_file(stretch: Stretch, digests: bool) -> Iterator[Piece]:
     digest = b""
     if digests:
         with stretch.file.open("rb") as stream:
-            digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES)).digest()
+            digest = hashlib.file_digest(stream, _DIGEST).digest()
     ends = stretch.stop == stretch.file.stat().st_size
     before: str | None = None
     for text in read_pieces(stretch.file, PIECE_BYTES, stretch.start, stretch.stop):
@@ -133,7 +150,7 @@ def _text_file(stretch: Stretch, digests: bool) -> Iterator[Piece]:
 
 def _documents(texts: Iterator[str], digests: bool) -> Iterator[Piece]:
     for text in texts:
-        digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest() if digests else b""
+        digest = digest_of(text.encode()) if digests else b""
         if len(text) <= PIECE_BYTES:
             if text:
                 yield Piece(text, True, digest)
@@ -195,7 +212,7 @@ def _bad_line(file: Path, at: int, field: str, error: Exception) -> UserError:
         case UnicodeEncodeError():
             return UserError(f"{where}: '{field}' holds half a surrogate pair", "give valid Unicode text")
         case _:
-            return UserError(f"{where}: the line has no text in field '{field}'", "say with --field where the text is")
+            return UserError(f"{where}: the line has no text in field '{field}'", _SAY_WHERE)
 
 
 def _row_groups(file: Path) -> list[Stretch]:
@@ -208,22 +225,32 @@ def _parquet_fields(stretch: Stretch, field: str) -> Iterator[str]:
     with _opened(stretch.file) as parquet:
         names = parquet.schema_arrow.names
         if field not in names:
-            raise UserError(f"{stretch.file} has no column '{field}' (it has: {', '.join(names)})", "say with --field where the text is")
+            raise UserError(f"{stretch.file} has no column '{field}' (it has: {', '.join(names)})", _SAY_WHERE)
         kind = str(parquet.schema_arrow.field(field).type)
         if kind not in {"string", "large_string", "string_view"}:
-            raise UserError(f"{stretch.file}: column '{field}' holds {kind}, not text", "say with --field where the text is")
-        groups = list(range(stretch.start, stretch.stop))
-        for rows in parquet.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=groups, columns=[field], use_threads=False):
-            yield from (text for text in rows.column(0).to_pylist() if text)
+            raise UserError(f"{stretch.file}: column '{field}' holds {kind}, not text", _SAY_WHERE)
+        for group in range(stretch.start, stretch.stop):
+            with _damage_told(f"{stretch.file}: row group {group} cannot be read"):
+                for rows in parquet.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=[group], columns=[field], use_threads=False):
+                    yield from filter(None, rows.column(0).to_pylist())
 
 
 def _opened(file: Path) -> Any:
     try:
-        from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise UserError(f"{file}: reading Parquet needs pyarrow", "pip install 'dcnr[parquet]'") from error
-    try:
+    with _damage_told(f"{file} is not a Parquet file"):
         return ParquetFile(file, memory_map=True)
-    except ArrowException as error:
-        raise UserError(f"{file} is not a Parquet file: {error}", "leave it out") from error
+
+
+@contextmanager
+def _damage_told(what: str) -> Iterator[None]:
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the system's, and not the library's
+            raise
+        raise UserError(f"{what}: {error}", "write it again, or leave it out") from error

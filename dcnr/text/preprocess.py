@@ -46,18 +46,26 @@ def find_files(sources: Sequence[str | os.PathLike[str]]) -> FoundFiles:
 
     Raises `UserError` naming the first source that has none.
     """
-    found: dict[Path, None] = {}
+    found: list[Path] = []
     skipped: set[Path] = set()
     for source in sources:
         files, others = _files_of(os.fspath(source))
         if not files:
             which = "no files" if not others else f"no text among the {len(others)} files"
             raise UserError(f"{which} in '{source}'", _GIVE)
-        found.update(dict.fromkeys(files))
+        found += files
         skipped.update(others)
     if not found:
         raise UserError("no text was given", _GIVE)
-    return FoundFiles(tuple(found), len(skipped - found.keys()))
+    return FoundFiles(distinct(found), len(skipped.difference(found)))
+
+
+def distinct(files: Iterable[Path]) -> tuple[Path, ...]:
+    """Each file once, under the first of its paths."""
+    by_place: dict[Path, Path] = {}
+    for file in files:
+        by_place.setdefault(file.resolve(), file)
+    return tuple(by_place.values())
 
 
 def _files_of(source: str) -> tuple[list[Path], list[Path]]:
@@ -65,8 +73,10 @@ def _files_of(source: str) -> tuple[list[Path], list[Path]]:
     path = Path(source)
     if path.is_dir():
         candidates = [file for file in sorted(path.rglob("*")) if file.is_file() and not _is_hidden(file.relative_to(path))]
-    elif path.exists():
+    elif path.is_file():
         return [path], []
+    elif path.exists():
+        raise UserError(f"'{source}' is no file that can be read more than once", "write it to a file first")
     elif _WILDCARD.search(source):
         candidates = [Path(match) for match in sorted(glob.glob(source, recursive=True)) if os.path.isfile(match)]
     else:
@@ -74,7 +84,7 @@ def _files_of(source: str) -> tuple[list[Path], list[Path]]:
     text: list[Path] = []
     others: list[Path] = []
     for file in candidates:
-        (text if file.suffix == PARQUET or _is_text(file) else others).append(file)
+        (text if file.suffix.lower() == PARQUET or _is_text(file) else others).append(file)
     return text, others
 
 

@@ -14,7 +14,8 @@ import os
 import secrets
 import shutil
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -45,7 +46,10 @@ END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>")
 """Special tokens that end a document; the first that a tokenizer has is the one."""
 
 _HARD = (" a\n\tb\r\nc\0 d  e.\n\n   f \u00e9 e\u0301 😀 👩\u200d👧 \ufeff 中文 'll don't 123456 x;\n}\n", "X")
-"""What an imported tokenizer must give back."""
+"""What an imported tokenizer must give back, and piece by piece too."""
+_CODES = (*range(0x801), *range(0x1000, 0x10000, 0x1000), 0x10000, *range(0x40000, 0x110000, 0x40000))
+_EVERY_BYTE = "".join(chr(code) for code in _CODES if not 0xD800 <= code < 0xE000)
+"""A text with every byte that UTF-8 has."""
 
 
 class Tokenizer:
@@ -53,6 +57,8 @@ class Tokenizer:
 
     def __init__(self, library: tokenizers.Tokenizer) -> None:
         library.encode_special_tokens = True  # as text: see rule 4
+        library.no_truncation()
+        library.no_padding()
         self._library = library
         self._added = library.get_added_tokens_decoder()
         self.vocab_size = max(library.get_vocab().values(), default=-1) + 1
@@ -79,11 +85,15 @@ class Tokenizer:
         wrong = next((token for token in special if len(token) < 2 or special.count(token) > 1), None)
         if wrong is not None:
             raise UserError(f"'{wrong}' cannot be a special token", "give each once, of two characters or more, such as <|endoftext|>")
-        if total_bytes(files) == 0:
-            raise UserError("the text is empty", "give files with text in them")
         pieces = _counted(files, reading, on_progress)
+        first = next(pieces, None)
+        if first is None:
+            raise UserError("the text is empty", "give files with text in them")
         room = vocab_size - len(special)
-        library = _train_bpe(pieces, room) if kind == "bpe" else _train_characters(pieces, room)
+        library = (_train_bpe if kind == "bpe" else _train_characters)(chain([first], pieces), room)
+        learned = next((token for token in special if library.token_to_id(token) is not None), None)
+        if learned is not None:
+            raise UserError(f"'{learned}' cannot be a special token: the tokenizer has learned it from the text", "choose another one")
         library.add_special_tokens([tokenizers.AddedToken(token, normalized=False) for token in special])
         return cls(library)
 
@@ -112,25 +122,26 @@ class Tokenizer:
         if self.kind not in ("bpe", "char") or (self.kind == "bpe" and type(self._library.decoder).__name__ != "ByteLevel"):
             raise UserError(f"a tokenizer of kind {self.kind} that is not byte-level cannot give every text back", remedy)
         if self._codes is not None:
+            self._check_gives_back("".join(chr(code) * 2 for code in np.flatnonzero(self._codes >= 0)), remedy)
             return
         if self._library.model.dropout:
             raise UserError("the tokenizer encodes a text differently every time (dropout)", "set its dropout to null")
-        for text in _HARD:
-            if (found := self.decode(self.encode(text))) != text:
-                raise UserError(f"the tokenizer changes text: {text!r} comes back as {found!r}", remedy)
+        for text in (*_HARD, _EVERY_BYTE, *(f" {added.content}  b" for added in self._added.values())):
+            self._check_gives_back(text, remedy)
         for text in _HARD:
             if [token for piece in cut_pieces([*text]) for token in self.encode(piece)] != self.encode(text):
                 raise UserError("the tokenizer joins words with the blanks behind them, so that text cannot be streamed to it", remedy)
 
+    def _check_gives_back(self, text: str, remedy: str) -> None:
+        found = self.decode(self.encode(text))
+        if found != text:
+            same = (one == other for one, other in zip(text, found, strict=False))
+            at = sum(takewhile(bool, same))
+            raise UserError(f"the tokenizer changes text: {text[at : at + 20]!r} comes back as {found[at : at + 20]!r}", remedy)
+
     def save(self, path: Path) -> None:
         """Write `path` whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        try:
-            temporary.write_text(self.to_json(), encoding="utf-8", newline="\n")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        _write(path, self.to_json().encode())
 
     @property
     def kind(self) -> str:
@@ -226,7 +237,7 @@ def _counted(files: Sequence[Path], reading: Reading, on_progress: OnProgress) -
     on_progress(total, total)
 
 
-def _train_bpe(pieces: Iterator[str], vocab_size: int) -> tokenizers.Tokenizer:
+def _train_bpe(pieces: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     library = tokenizers.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
@@ -235,7 +246,7 @@ def _train_bpe(pieces: Iterator[str], vocab_size: int) -> tokenizers.Tokenizer:
     return library
 
 
-def _train_characters(pieces: Iterator[str], vocab_size: int) -> tokenizers.Tokenizer:
+def _train_characters(pieces: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     characters: set[str] = set()
     for piece in pieces:
         characters.update(piece)
@@ -276,14 +287,18 @@ def import_tokenizer(data_dir: Path, name: str, path: Path) -> Path:
     """Keep the `tokenizer.json` at `path`, of whatever tool, as `name`, byte for byte."""
     kept = check_free(data_dir, name)
     Tokenizer.load(path).check_lossless()
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    temporary = kept.with_name(f".{kept.name}.{secrets.token_hex(4)}")
+    _write(kept, path.read_bytes())
+    return kept
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        shutil.copyfile(path, temporary)
-        os.replace(temporary, kept)
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    return kept
 
 
 def add_tokenizer(data_dir: Path, name: str, tokenizer: Tokenizer) -> Path:

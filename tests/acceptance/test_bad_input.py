@@ -32,8 +32,13 @@ FILES = {
 }
 """What is wrong with a file: its text, and what the message must name."""
 TRAINING = {
-    "vocabulary mismatch": (NARROW, [], "has a vocabulary of"),
-    "text too short for the network": (LONG, [], "needs 200001"),
+    "vocabulary mismatch": (NARROW, [], "node 'embedder' of network 'refused' of 5 (set vocab_size to"),
+    "text too short for the network": (LONG, [], "node 'embedder' of network 'refused' reads windows of 200000, which take 200001"),
+    "empty validation split": (
+        GOOD,
+        ["--dataset", "bare", "--set", "validate_every=5"],
+        "the validation split has 0 tokens, and node 'embedder' of network 'refused'",
+    ),
     "unknown dataset": (GOOD, ["--dataset", "nothing"], "no dataset 'nothing'"),
     "seed too large": (GOOD, ["--seed", str(2**64)], "Invalid value for '--seed'"),
     "taken session name": (GOOD, ["--session", "taken"], "session 'taken' exists"),
@@ -91,6 +96,8 @@ async def test_a_training_that_cannot_be_leaves_nothing(cluster: Cluster, tmp_pa
         await register(cluster.url, small("other", "float32"))
         async with connection(cluster.url) as bus:
             await call(bus, "session.create", network="other", dataset="text", steps=1, batch=1, session="taken", start=False)
+    if wrong == "empty validation split":
+        cluster.dcnr("dataset", "derive", "bare", "--from", "text", "--validation", "0")
     before = await made(cluster)
     dataset = [] if "--dataset" in options else ["--dataset", "text"]
     assert message in refused(cluster.data_dir, cluster.url, "train", str(path), *dataset, *options)

@@ -37,6 +37,17 @@ async def test_the_same_text_is_prepared_once(tiny: Graph, book: Path, tmp_path:
     assert await prepare_text(data_dir, [str(copy)], tiny) != name
 
 
+async def test_how_a_text_is_read_is_a_part_of_what_it_is(tiny: Graph, tmp_path: Path) -> None:
+    """The same bytes as text and as lines of JSON are two texts."""
+    lines = "".join(f'{{"text": "line {i} of a book"}}\n' for i in range(300))
+    names = []
+    for file in ("a.txt", "a.jsonl"):
+        (tmp_path / file).write_text(lines)
+        names.append(await prepare_text(tmp_path / "data", [str(tmp_path / file)], tiny))
+    assert names[0] != names[1]
+    assert [read_manifest(tmp_path / "data", name).documents for name in names] == [1, 300]
+
+
 async def test_a_character_network_reads_characters(book: Path, tmp_path: Path) -> None:
     """A vocabulary of at most 256 means characters."""
     graph = read_source(str(NETWORKS / "shakespeare_char.yml")).graph
@@ -50,7 +61,7 @@ async def test_what_is_too_short_leaves_nothing(content: str, tiny: Graph, tmp_p
     (tmp_path / "book.txt").write_text(content)
     with pytest.raises(UserError):
         await prepare_text(tmp_path, [str(tmp_path / "book.txt")], tiny)
-    assert (list_tokenizers(tmp_path), list_datasets(tmp_path)) == ([], [])
+    assert (list_tokenizers(tmp_path), list_datasets(tmp_path)) == ([], {})
 
 
 async def test_a_network_without_embedder_reads_no_text(book: Path, tmp_path: Path) -> None:
@@ -79,5 +90,5 @@ async def test_a_cancelled_text_leaves_nothing(tiny: Graph, book: Path, tmp_path
     working.cancel()
     with pytest.raises(asyncio.CancelledError):
         await working
-    assert (list_tokenizers(data_dir), list_datasets(data_dir)) == ([], [])
+    assert (list_tokenizers(data_dir), list_datasets(data_dir)) == ([], {})
     assert not list(data_dir.rglob("*.bin"))

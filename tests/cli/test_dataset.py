@@ -41,7 +41,7 @@ def test_create_list_show_delete(folder: Path) -> None:
     fields = json.loads(made.stdout)
     assert (fields["tokens"], fields["train_tokens"], fields["seq_len"]) == (len(TEXT), len(TEXT) * 8 // 10, 16)
     assert fields["tokens_per_byte"] == 1.0
-    assert json.loads(dcnr(folder, "list", "--json").stdout) == {"datasets": [fields]}
+    assert json.loads(dcnr(folder, "list", "--json").stdout) == {"datasets": [fields | {"problem": ""}]}
     assert (fields["train_bytes"], fields["validation_bytes"], fields["documents"]) == (len(TEXT) * 8 // 10, len(TEXT) // 5, 1)
     examples = {"train": TEXT[:40], "validation": TEXT[len(TEXT) * 8 // 10 :][:40]}
     assert json.loads(dcnr(folder, "show", "d", "--json").stdout) == fields | {"examples": examples}
@@ -49,6 +49,28 @@ def test_create_list_show_delete(folder: Path) -> None:
     assert "uint16" in dcnr(folder, "show", "d").stdout
     assert dcnr(folder, "delete", "d").exit_code == 0
     assert dcnr(folder, "list").stdout == "no datasets\n"
+
+
+def test_a_dataset_that_cannot_be_read_is_listed_with_the_others(folder: Path) -> None:
+    """With what to do; it keeps nobody from deleting a tokenizer that no other one needs."""
+    create(folder)
+    (folder / "data/datasets/old").mkdir()
+    (folder / "data/datasets/old/manifest.json").write_text('{"version": 1}')
+    made, old = json.loads(dcnr(folder, "list", "--json").stdout)["datasets"]
+    assert (made["name"], made["problem"], old["name"]) == ("d", "", "old")
+    assert "has format 1, this program reads 2" in old["problem"]
+    assert "`dcnr dataset delete old`" in dcnr(folder, "list").stdout.replace("\n", " ")
+    delete = ("tokenizer", "delete", "c")
+    env = {"DCNR_DATA_DIR": str(folder / "data")}
+    assert "is used by dataset d " in CliRunner().invoke(main, delete, env=env).stderr
+    dcnr(folder, "delete", "d")
+    assert CliRunner().invoke(main, delete, env=env).exit_code == 0
+
+
+def test_without_a_data_directory_there_is_no_dataset(tmp_path: Path) -> None:
+    """Which is said, and not that a disk is gone."""
+    result = dcnr(tmp_path, "show", "x")
+    assert (result.exit_code, "no dataset 'x'" in result.stderr) == (2, True)
 
 
 def test_batch_writes_what_a_step_sees(folder: Path) -> None:
@@ -83,7 +105,8 @@ def test_out_is_written_under_the_very_name(folder: Path) -> None:
         (("verify", "x"), "no dataset 'x'"),
         (("push", "x"), "no dataset 'x'"),
         (("derive", "y", "--from", "x"), "no dataset 'x'"),
-        (("derive", "y", "--from", "kept", "--split", "files"), "tokens cannot be split by files"),
+        (("derive", "y", "--from", "kept", "--split", "files"), "'files' is not one of 'tail', 'windows', 'kfold'"),
+        (("push", "kept"), "is the data directory itself"),
         (("create", "d", "{folder}/text.txt", "--tokenizer", "c", "--split", "given"), "needs --validation-from"),
         (
             ("create", "d", "{folder}/text.txt", "--tokenizer", "c", "--split", "files", "--validation-from", "x"),
@@ -151,6 +174,10 @@ def test_derive_import_verify_and_push(folder: Path) -> None:
         main, ["dataset", "verify", "w", "--json"], env={"DCNR_DATA_DIR": str(folder / "other"), "DCNR_STORAGE": storage}
     )
     assert json.loads(elsewhere.stdout)["tokens"] == len(TEXT)
+    (folder / "other/datasets/w/train-00000.bin").unlink()
+    env = {"DCNR_DATA_DIR": str(folder / "other"), "DCNR_STORAGE": storage}
+    half = CliRunner().invoke(main, ["dataset", "derive", "h", "--from", "w", "--json"], env=env)
+    assert json.loads(half.stdout)["tokens"] == len(TEXT)
     shard = folder / "data" / "datasets" / "w" / "train-00000.bin"
     shard.write_bytes(bytes(shard.stat().st_size))
     damaged = dcnr(folder, "verify", "w")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,14 @@ def test_stdin_is_a_file_as_long_as_it_is_read(monkeypatch: pytest.MonkeyPatch) 
     assert not Path(spooled).exists()
     with with_stdin(("x.txt",)) as paths:
         assert paths == ("x.txt",)
+
+
+def test_a_pipe_is_a_file_as_long_as_it_is_read(tmp_path: Path) -> None:
+    """As a shell's `<(zcat …)` gives one."""
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(b"from a pipe",))
+    writer.start()
+    with with_stdin((str(tmp_path / "pipe"),)) as (spooled,):
+        assert Path(spooled).read_bytes() == Path(spooled).read_bytes() == b"from a pipe"
+    writer.join()
+    assert not Path(spooled).exists()

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,15 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
+from dcnr.cli import train
+from dcnr.cli.corpus import prepare_text
 from dcnr.cli.main import main
-from dcnr.cli.train import parse_settings
-from dcnr.errors import UserError
+from dcnr.cli.source import read_source
+from dcnr.cli.train import TrainPlan, parse_settings, start_training
+from dcnr.data.transfer import push_dataset
+from dcnr.errors import NotFound, UserError
+from dcnr.storage.file import FileStorage
+from dcnr.text.tokenizer import no_progress
 from tests.cli.conftest import TINY, command, environment, strays
 
 
@@ -71,6 +78,26 @@ def test_bad_input_is_one_line_and_code_2(arguments: list[str], message: str, tm
     assert message in result.output
     assert "Traceback" not in result.output
     assert not (tmp_path / "data").exists()
+
+
+async def test_a_dataset_of_the_storage_is_good_enough(book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster of --local would fetch it too."""
+    made = await prepare_text(tmp_path / "here", [str(book)], read_source(TINY).graph)
+    await push_dataset(tmp_path / "here", made, FileStorage(tmp_path / "storage"), no_progress)
+    monkeypatch.setenv("DCNR_STORAGE", f"file://{tmp_path}/storage")
+
+    class Started(Exception):
+        """What is tested comes before."""
+
+    def start(*_: object) -> None:
+        raise Started
+
+    monkeypatch.setattr(train, "LocalCluster", start)
+    plan = TrainPlan(TINY, made, (), 1, 1, 1, 0, (), False, 0, 1, None, "auto", tmp_path / "there", True)
+    with pytest.raises(Started):
+        await start_training(plan)
+    with pytest.raises(NotFound, match=r"no dataset 'nothing' in .* nor in file://"):
+        await start_training(replace(plan, dataset="nothing"))
 
 
 @pytest.mark.parametrize("content", ["", "short"])

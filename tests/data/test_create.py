@@ -117,6 +117,26 @@ def test_named_files_are_for_validation(data_dir: Path) -> None:
     assert made.documents == 30
 
 
+@pytest.mark.parametrize("rest", ["text", "text/../text/*.txt", "linked"])
+def test_a_file_is_the_same_under_every_path(data_dir: Path, monkeypatch: pytest.MonkeyPatch, rest: str) -> None:
+    """What is for validation is not trained on because it was named in another way."""
+    monkeypatch.chdir(data_dir.parent)
+    (data_dir.parent / "linked").symlink_to("text")
+    file = files_of(data_dir)[4]
+    made = create_dataset(data_dir, "d", [rest], "b", Recipe(8, SplitRule("given"), given=(str(file),)))
+    assert documents(data_dir, made, "validation") == [file.read_bytes().decode()]
+    assert made.documents == made.files == 30
+
+
+def test_a_split_by_files_does_not_depend_on_how_they_were_named(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a folder, or one by one from within it."""
+    recipe = Recipe(8, SplitRule("files", 0.3))
+    before = make(data_dir, "before", recipe)
+    monkeypatch.chdir(data_dir.parent / "text")
+    after = create_dataset(data_dir, "after", sorted(file.name for file in files_of(data_dir)), "b", recipe)
+    assert after.shards == before.shards
+
+
 def test_separators_cut_documents(data_dir: Path) -> None:
     """The separator itself is gone, and an empty document is none."""
     files_of(data_dir)[0].write_text("one\n---\ntwo\n---\n\n---\nthree and more")
@@ -162,14 +182,36 @@ def test_an_interrupted_creation_goes_on_where_it_was(data_dir: Path, monkeypatc
     assert not unfinished_folder(data_dir, "d").exists()
 
 
-def test_another_recipe_or_another_text_begins_anew(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("recipe", [RECIPE, Recipe(8, SplitRule("files", 0.3))])
+def test_another_recipe_or_another_text_begins_anew(data_dir: Path, monkeypatch: pytest.MonkeyPatch, recipe: Recipe) -> None:
     """What was done is of no use then."""
     monkeypatch.setattr(units, "UNIT_BYTES", 1000)
     with pytest.raises(Interrupted):
         make(data_dir, "d", on_progress=interrupted_after(0.6))
-    files_of(data_dir)[0].write_text("now it is another one")
-    made = make(data_dir, "d", Recipe(8, SplitRule(validation=0.0)))
-    assert text(data_dir, made, "train").startswith("now it is another one")
+    if recipe is RECIPE:
+        files_of(data_dir)[0].write_text("now it is another one")
+    made = make(data_dir, "d", recipe)
+    assert replace(made, name="whole") == make(data_dir, "whole", recipe)
+
+
+def test_who_is_killed_while_beginning_anew_can_go_back_to_the_old_recipe(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of what was done is gone, and does not count as done."""
+    monkeypatch.setattr(units, "UNIT_BYTES", 1000)
+    whole = make(data_dir, "whole")
+    with pytest.raises(Interrupted):
+        make(data_dir, "d", on_progress=interrupted_after(0.6))
+    unlink = Path.unlink
+
+    def once(path: Path, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok)
+        if path.name.endswith("-train.ids"):
+            raise Interrupted
+
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "unlink", once)
+        with pytest.raises(Interrupted):
+            make(data_dir, "d", Recipe(8, SplitRule(validation=0.0)))
+    assert replace(make(data_dir, "d"), name="whole") == whole
 
 
 def test_bad_input_leaves_nothing_also_where_much_was_done(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,6 +230,8 @@ def test_bad_input_leaves_nothing_also_where_much_was_done(data_dir: Path, monke
         (Recipe(8, SplitRule(validation=1.0)), "validation 1.0 is not possible"),
         (Recipe(8, SplitRule("kfold", folds=3, fold=3)), "fold 3 of 3 is not possible"),
         (Recipe(8, reading=Reading(separator="")), "separator is empty"),
+        (Recipe(8, SplitRule("given")), "for validation names no sources"),
+        (Recipe(8, given=("text",)), "for validation names sources, and is by tail"),
         (Recipe(100_000), "train split has"),
     ],
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dcnr.data.dataset import Dataset
-from dcnr.data.manifest import check_free, dataset_folder, delete_dataset, list_datasets, read_manifest
+from dcnr.data.manifest import check_free, dataset_folder, delete_dataset, encode_manifest, list_datasets, read_manifest
 from dcnr.errors import AlreadyExists, NotFound, UserError
 from dcnr.text.tokenizer import Tokenizer, add_tokenizer, delete_tokenizer, fingerprint
 
@@ -67,7 +67,6 @@ def test_the_manifest_says_what_it_is(data_dir: Path) -> None:
             split: {
                 "tokens": len(shard(data_dir, split)),
                 "bytes": len(made.tokenizer().decode(shard(data_dir, split).tolist()).encode()),
-                "largest": shard(data_dir, split).max(),
             }
             for split in ("train", "validation")
         },
@@ -263,11 +262,16 @@ def test_a_damaged_id_never_leaves(data_dir: Path) -> None:
 
 
 def test_list_and_delete(data_dir: Path) -> None:
-    """By name; a half-made hidden folder is none; what is deleted is gone."""
-    assert list_datasets(data_dir) == []
+    """By name, also one that cannot be read; a half-made hidden folder is none; what is deleted is gone."""
+    assert list_datasets(data_dir) == {}
     made = [make(data_dir, name=name).manifest for name in ("a", "b")]
-    (data_dir / "datasets" / ".c-x" / "c").mkdir(parents=True)
-    assert list_datasets(data_dir) == made
+    for name, manifest in ((".c-x", made[0]), ("old", None)):
+        (data_dir / "datasets" / name).mkdir()
+        (data_dir / "datasets" / name / "manifest.json").write_bytes(encode_manifest(manifest) if manifest else b'{"version": 1}')
+    found = list_datasets(data_dir)
+    assert list(found) == ["a", "b", "old"]
+    assert [found["a"], found["b"]] == made
+    assert "'old' has format 1" in str(found["old"])
     delete_dataset(data_dir, "a")
     check_free(data_dir, "a")
     for forgotten in (delete_dataset, Dataset.open):
@@ -303,23 +307,6 @@ def test_progress_counts_bytes_to_the_end(data_dir: Path) -> None:
     seen: list[tuple[int, int]] = []
     Dataset.create(data_dir, "d", [text_of(data_dir)], "c", 0.1, SEQ_LEN, lambda done, total: seen.append((done, total)))
     assert seen[-1] == (len(TEXT.encode()),) * 2
-
-
-@pytest.mark.parametrize("seq_len", [1, 3, 7, 300])
-def test_windows_hold_every_token_of_a_split_once_as_a_target(data_dir: Path, seq_len: int) -> None:
-    """In order, the last one filled with -1; each begins with the last token of the one before."""
-    made, ids = make(data_dir), shard(data_dir, "validation").astype(np.int64)
-    count = made.windows("validation", seq_len)
-    parts = [made.window_rows("validation", first, min(2, count - first), seq_len) for first in range(0, count, 2)]
-    rows = np.concatenate(parts)
-    assert rows.shape == (count, seq_len + 1)
-    targets = rows[:, 1:].ravel()
-    np.testing.assert_array_equal(targets[: len(ids) - 1], ids[1:])
-    assert (targets[len(ids) - 1 :] == -1).all()
-    assert len(targets) - len(ids) + 1 < seq_len
-    np.testing.assert_array_equal(rows[1:, 0], rows[:-1, -1])
-    with pytest.raises(UserError, match=r"has .* windows of"):
-        made.window_rows("validation", count, 1, seq_len)
 
 
 def test_a_split_without_a_token_to_predict_has_no_windows(data_dir: Path) -> None:

@@ -43,14 +43,14 @@ def test_no_shard_is_no_token() -> None:
 
 
 def test_what_is_written_is_cut_into_shards_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes are those of the tokens' text, the largest id is known; a split that got nothing has no file."""
+    """Bytes are those of the tokens' text; a split that got nothing has no file."""
     monkeypatch.setattr(shards, "SHARD_TOKENS", 10)
     monkeypatch.setattr(shards, "BLOCK_TOKENS", 4)
     found = blocks(stream_of([7, 20]), [(0, 25, "train")])
     written, splits = write_shards(tmp_path / "final", found, U2, np.arange(30))
     assert [(one.file, one.tokens) for one in written] == [("train-00000.bin", 10), ("train-00001.bin", 10), ("train-00002.bin", 5)]
     assert np.concatenate([map_ids(tmp_path / "final" / one.file, U2) for one in written]).tolist() == list(range(25))
-    assert splits == {"train": Contents(25, sum(range(25)), 24), "validation": Contents(0, 0, 0)}
+    assert splits == {"train": Contents(25, sum(range(25))), "validation": Contents(0, 0)}
     assert len(list((tmp_path / "final").iterdir())) == 3
 
 

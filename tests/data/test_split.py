@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcnr.data.split import BLOCK_WINDOWS, SplitRule, check_length, digest_of, split_by_tail
+from dcnr.data.split import BLOCK_WINDOWS, SplitRule, check_length, split_by_tail
 from dcnr.errors import UserError
+from dcnr.text.documents import digest_of
 
 
 @settings(deadline=None)

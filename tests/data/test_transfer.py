@@ -15,7 +15,7 @@ from dcnr.data.transfer import push_dataset
 from dcnr.errors import AlreadyExists, NotFound, PeerError, UserError
 from dcnr.storage.base import Storage
 from dcnr.storage.file import FileStorage
-from dcnr.text.tokenizer import no_progress
+from dcnr.text.tokenizer import Tokenizer, add_tokenizer, delete_tokenizer, no_progress
 from tests.data.texts import make_tokenizer, text_of
 
 
@@ -65,6 +65,40 @@ def test_pushing_again_changes_nothing_and_another_of_the_name_is_refused(here: 
     create_dataset(here, "d", [here.parent / "text"], "b", Recipe(4))
     with pytest.raises(AlreadyExists, match="another dataset 'd'"):
         push(here, storage)
+
+
+def test_what_is_only_partly_here_is_not_pushed_on(here: Path, storage: Storage, tmp_path: Path) -> None:
+    """It says how to get the rest; a dataset that is fetched whole goes on."""
+    push(here, storage)
+    another, there = FileStorage(tmp_path / "another"), tmp_path / "there"
+    opened = Dataset.open(there, "d", storage)
+    with pytest.raises(UserError, match=r"train-00000\.bin is missing .*`dcnr dataset verify d` fetches"):
+        push(there, another)
+    assert opened.problems() == []
+    push(there, another)
+    assert asyncio.run(another.sizes("")) == asyncio.run(storage.sizes(""))
+
+
+def test_the_data_directory_is_no_other_place(here: Path, tmp_path: Path) -> None:
+    """By default it is the storage: nothing is pushed there, and what is not there is not there."""
+    with pytest.raises(UserError, match="is the data directory itself"):
+        push(here, FileStorage(here))
+    nothing = tmp_path / "nothing"
+    with pytest.raises(NotFound, match=r"no dataset 'd' in .*nothing \("):
+        Dataset.open(nothing, "d", FileStorage(nothing))
+
+
+def test_another_tokenizer_of_the_same_name_is_not_taken_for_that_of_the_dataset(here: Path, storage: Storage, tmp_path: Path) -> None:
+    """Neither replaced nor used; without it the dataset comes."""
+    push(here, storage)
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "learn").write_text("another text")
+    add_tokenizer(there, "b", Tokenizer.train([there / "learn"]))
+    with pytest.raises(UserError, match=r"made with another tokenizer 'b' than the one in .*`dcnr tokenizer delete b`"):
+        Dataset.open(there, "d", storage)
+    delete_tokenizer(there, "b")
+    assert Dataset.open(there, "d", storage).tokenizer().end_id is not None
 
 
 def test_damage_is_found_on_the_way_up_and_down(here: Path, storage: Storage, tmp_path: Path) -> None:

@@ -74,11 +74,16 @@ def test_there_is_no_dataset_of_no_or_one_token(tmp_path: Path, tokens: int) -> 
         made(tmp_path, "a" * tokens, 0.0)
 
 
-def test_an_empty_validation_split_is_refused_where_it_is_read(tmp_path: Path) -> None:
-    """By the node that would read it; who does not validate needs none."""
-    made(tmp_path, "abcd " * 10, 0.0)
+@pytest.mark.parametrize(("tokens", "fits"), [(0, False), (1, False), (2, True), (4, True), (5, True)])
+def test_a_validation_split_without_a_target_is_refused_where_it_is_read(tmp_path: Path, tokens: int, fits: bool) -> None:
+    """By the node that would read it; less than a window will do, and who does not validate needs none."""
+    made(tmp_path, "abcd " * 2 + "abcda"[:tokens], tokens / (10 + tokens))
+    assert Dataset.open(tmp_path, "d").manifest.validation_tokens == tokens
     check_data(graph(), tmp_path, "d")
-    with pytest.raises(UserError, match=r"the validation split has 0 tokens, and node 'embed'.*--validation above 0"):
+    if fits:
+        check_data(graph(), tmp_path, "d", also=("validation",))
+        return
+    with pytest.raises(UserError, match=rf"the validation split has {tokens} tokens, and node 'embed'.*--validation above 0"):
         check_data(graph(), tmp_path, "d", also=("validation",))
 
 
@@ -125,9 +130,12 @@ def test_a_new_leader_needs_the_graphs_of_what_is_not_at_rest() -> None:
 
 
 def test_a_tokenizer_is_compared_with_that_of_a_dataset(tmp_path: Path) -> None:
-    """Another one of the same size is another one; that of the dataset itself is not."""
+    """Another one of the same size is another one; that of the dataset itself is not, wherever the dataset is."""
     make_data(tmp_path)
     check_tokenizer(open_tokenizer(tmp_path, "chars"), tmp_path, "text")
+    storage = FileStorage(tmp_path / "storage")
+    asyncio.run(push_dataset(tmp_path, "text", storage, no_progress))
+    check_tokenizer(open_tokenizer(tmp_path, "chars"), tmp_path / "there", "text", storage)
     (tmp_path / "other.txt").write_text("efgh ")
     with pytest.raises(UserError, match=r"dataset 'text' was made with another tokenizer \('chars'\)"):
         check_tokenizer(Tokenizer.train([tmp_path / "other.txt"], "char"), tmp_path, "text")

@@ -14,6 +14,7 @@ import safetensors
 import safetensors.numpy
 
 from dcnr.data.dataset import Dataset
+from dcnr.data.transfer import push_dataset
 from dcnr.errors import AlreadyExists, NotFound, PeerError, UserError
 from dcnr.ids import SessionId
 from dcnr.optim.decide import ScalerState
@@ -22,7 +23,7 @@ from dcnr.storage.base import Storage, open_storage
 from dcnr.storage.checkpoint import delete_checkpoints, read_manifest, read_tensors, tokenizer_key, verify_checkpoint
 from dcnr.storage.export import export_folder, import_folder, imported_tokenizer, read_folder, tokenizer_of
 from dcnr.storage.file import FileStorage
-from dcnr.text.tokenizer import Tokenizer, add_tokenizer
+from dcnr.text.tokenizer import Tokenizer, add_tokenizer, no_progress
 from tests.storage.exports import SMALL, save_network, weights_of
 
 RUN, MINE = SessionId("run"), SessionId("mine")
@@ -190,6 +191,17 @@ async def test_an_imported_session_keeps_its_tokenizer(exported: Path, data_dir:
     assert (await tokenizer_of(storage, data_dir, manifest)).encode("abcd") == [1, 2, 3, 4]
     with pytest.raises(NotFound, match="no dataset 'books'"):
         await tokenizer_of(storage, tmp_path / "nothing", manifest)
+
+
+async def test_a_dataset_of_the_storage_says_what_ids_mean(storage: FileStorage, data_dir: Path, tmp_path: Path) -> None:
+    """On a machine that has none of it, and on one that has read a part of it."""
+    await push_dataset(data_dir, "books", storage, no_progress)
+    manifest, there = await read_manifest(storage, RUN), tmp_path / "there"
+    for shard in ("train-00000.bin", "validation-00000.bin"):
+        assert (await tokenizer_of(storage, there, manifest)).encode("abcd") == [1, 2, 3, 4]
+        (there / "datasets" / "books" / shard).write_bytes(await storage.get(f"datasets/books/{shard}"))
+    _, missing = await export_folder(storage, tmp_path / "another", RUN, None, tmp_path / "whole")
+    assert not missing
 
 
 async def test_a_name_that_is_taken_is_refused(exported: Path, storage: FileStorage) -> None:

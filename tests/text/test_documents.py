@@ -47,15 +47,25 @@ def test_lines_of_jsonl_are_documents(texts: list[str], size: int) -> None:
     assert found == [text for text in texts if text]
 
 
+@pytest.mark.parametrize("separator", ["<X>", "\n\n", "aba", "aa"])
 @settings(deadline=None)
 @given(texts=TEXTS, size=st.integers(1, 40))
-def test_separators_are_between_documents(texts: list[str], size: int) -> None:
-    """The stretches cut no document."""
+def test_separators_are_between_documents(separator: str, texts: list[str], size: int) -> None:
+    """The stretches cut no document, also where the separator overlaps itself: they are those of who reads from the beginning."""
+    text = separator.join(texts)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "a.txt"
-        file.write_bytes("<X>".join(texts).encode())
-        found = documents_of(pieces_of(file, Reading(separator="<X>"), size))
-    assert found == [text for text in texts if text]
+        file.write_bytes(text.encode())
+        found = documents_of(pieces_of(file, Reading(separator=separator), size))
+    assert found == [document for document in text.split(separator) if document]
+
+
+def test_a_run_of_separators_costs_one_search(tmp_path: Path) -> None:
+    """However many stretches might begin in it."""
+    (tmp_path / "a.txt").write_bytes(b"\n" * 200_000 + b"a")
+    cut = stretches(tmp_path / "a.txt", Reading(separator="\n\n"), 1)
+    assert [(one.start, one.stop) for one in cut] == [(0, 2), (2, 200_001)]
+    assert documents_of(list(read_stretch(cut[1], Reading(separator="\n\n")))) == ["a"]
 
 
 @settings(deadline=None)
@@ -81,6 +91,9 @@ def test_rows_of_parquet_are_documents(tmp_path: Path) -> None:
     assert documents_of(pieces_of(file, Reading(), 1)) == ["one", "two\r\n😀", "three"]
     assert len(stretches(file, Reading(), 1)) == 3
     assert find_files([tmp_path]).files == (file,)
+    file.rename(tmp_path / "B.PARQUET")
+    assert find_files([tmp_path]).files == (tmp_path / "B.PARQUET",)
+    assert len(pieces_of(tmp_path / "B.PARQUET", Reading(), 1)) == 3
 
 
 def test_the_same_document_has_the_same_digest_in_every_format(tmp_path: Path) -> None:
@@ -115,7 +128,12 @@ def test_the_format_may_be_told(tmp_path: Path) -> None:
     ("name", "content", "reading", "message"),
     [
         ("a.jsonl", b'{"text": "a"}\n\n{"text": \n', Reading(), r"a\.jsonl:3: not JSON"),
-        ("a.jsonl", b'{"text": "a"}\n{"body": "b"}', Reading(), r"a\.jsonl:2: the line has no text in field 'text' \(say with --field"),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n{"body": "b"}',
+            Reading(),
+            r"a\.jsonl:2: the line has no text in field 'text' \(say with --field of `dcnr dataset create`",
+        ),
         ("a.jsonl", b'{"text": 5}', Reading(), r"a\.jsonl:1: the line has no text in field 'text'"),
         ("a.jsonl", b"[1]", Reading(), r"a\.jsonl:1: the line has no text in field 'text'"),
         ("a.jsonl", b'{"text": "\\ud800"}', Reading(), r"a\.jsonl:1: 'text' holds half a surrogate pair"),
@@ -129,6 +147,25 @@ def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, name: str, content
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         pieces_of(tmp_path / name, reading, 10)
+
+
+def test_damage_in_parquet_is_told_with_its_row_group(tmp_path: Path) -> None:
+    """Wherever it is: in the footer, in the head of a page, in a text; the row groups before it are read."""
+    file = tmp_path / "a.parquet"
+    texts = ["one", "two", "three", "four"]
+    pq.write_table(pa.table({"text": texts}), file, row_group_size=2, use_dictionary=False, compression="none")
+    good = file.read_bytes()
+    file.write_bytes(good.replace(b"four", b"fo\xffr"))
+    with pytest.raises(UserError, match=r"a\.parquet: row group 1 cannot be read: .*can't decode byte 0xff"):
+        pieces_of(file, Reading(), 1)
+    assert documents_of(list(read_stretch(stretches(file, Reading(), 1)[0], Reading()))) == ["one", "two"]
+    head = pq.ParquetFile(file).metadata.row_group(1).column(0).data_page_offset
+    file.write_bytes(good[:head] + b"\xff" + good[head + 1 :])
+    with pytest.raises(UserError, match=r"a\.parquet: row group 1 cannot be read: "):
+        pieces_of(file, Reading(), 1)
+    file.write_bytes(good[:-40] + b"\xff" * 32 + good[-8:])
+    with pytest.raises(UserError, match=r"a\.parquet is not a Parquet file: "):
+        pieces_of(file, Reading(), 1)
 
 
 def test_a_column_that_is_not_there_or_holds_no_text_is_named(tmp_path: Path) -> None:

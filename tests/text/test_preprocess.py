@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from itertools import pairwise
 from pathlib import Path
@@ -45,6 +46,13 @@ def test_a_named_file_is_read_whatever_it_is(folder: Path) -> None:
     assert find_files([folder, bad]) == FoundFiles((folder / "a.txt", folder / "b.txt", folder / "sub/c.md", bad), skipped=0)
 
 
+def test_a_pipe_is_no_file(folder: Path) -> None:
+    """Text is read more than once; of a pipe nothing would be there the second time."""
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(UserError, match=r"pipe' is no file that can be read more than once"):
+        find_files([folder / "pipe"])
+
+
 def test_a_folder_without_text_is_an_error(tmp_path: Path) -> None:
     """That says what is there instead."""
     (tmp_path / "picture.png").write_bytes(b"\x89PNG")
@@ -53,7 +61,10 @@ def test_a_folder_without_text_is_an_error(tmp_path: Path) -> None:
 
 
 def test_sources_keep_their_order_and_count_once(folder: Path) -> None:
-    """A file that a later source names again is not read twice."""
+    """A file that a later source names again, by whatever path, is not read twice."""
+    (folder / "link.txt").symlink_to(folder / "b.txt")
+    assert find_files([folder / "b.txt", folder / "sub/../b.txt", folder / "link.txt"]).files == (folder / "b.txt",)
+    (folder / "link.txt").unlink()
     assert find_files([folder / "b.txt", folder / "*.txt"]).files == (folder / "b.txt", folder / "a.txt")
 
 

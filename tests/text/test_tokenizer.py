@@ -164,10 +164,12 @@ def test_too_many_characters_are_refused(corpus: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["bpe", "char"])
 def test_an_empty_text_teaches_nothing(tmp_path: Path, kind: Kind) -> None:
-    """Both kinds refuse it."""
+    """Both kinds refuse it, also where there are files that say so."""
     (tmp_path / "empty").touch()
-    with pytest.raises(UserError, match="the text is empty"):
-        Tokenizer.train([tmp_path / "empty"], kind)
+    (tmp_path / "empty.jsonl").write_text('{"text": ""}\n' * 3)
+    for file in ("empty", "empty.jsonl"):
+        with pytest.raises(UserError, match="the text is empty"):
+            Tokenizer.train([tmp_path / file], kind)
 
 
 @pytest.mark.parametrize("content", ["", "nope", "{}", json.dumps({"model": {"type": "BPE"}})])
@@ -203,6 +205,13 @@ def test_special_tokens_stand_for_no_text(corpus: Path, kind: Kind) -> None:
         ids = trained.encode("a <|endoftext|> b")
         assert size - 1 not in ids
         assert trained.decode(ids) == "a <|endoftext|> b"
+
+
+def test_what_the_text_has_taught_is_no_special_token(tmp_path: Path) -> None:
+    """It would stand for text."""
+    (tmp_path / "text").write_text("### " * 1000)
+    with pytest.raises(UserError, match="'###' cannot be a special token: the tokenizer has learned it"):
+        Tokenizer.train([tmp_path / "text"], "bpe", 300, special=("<a>", "###"))
 
 
 @pytest.mark.parametrize("special", [("",), ("x",), ("<a>", "<a>")])
@@ -257,6 +266,16 @@ def library_of(change: str) -> tokenizers.Tokenizer:
             library.model.dropout = 0.1
         case "metaspace":
             library.decoder = decoders.Metaspace()
+        case "letters":
+            library.model = models.BPE(vocab={"a": 0, "X": 1, "\u0120": 2}, merges=[])
+        case "bytes":
+            alphabet = [letter for letter in pre_tokenizers.ByteLevel.alphabet() if letter != "\u00c8"]
+            library.model = models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[])
+        case "strip":
+            library.add_tokens([tokenizers.AddedToken("<m>", lstrip=True)])
+        case "cut":
+            library.enable_truncation(4)
+            library.enable_padding(length=6, pad_token="!")
     return library
 
 
@@ -264,6 +283,10 @@ def library_of(change: str) -> tokenizers.Tokenizer:
     ("change", "message"),
     [
         ("none", None),
+        ("cut", None),
+        ("letters", "changes text"),
+        ("bytes", "changes text: '\u0200"),
+        ("strip", "changes text: ' <m>"),
         ("prefix", "changes text: 'X' comes back as"),
         ("lowercase", "changes text"),
         ("words", "kind WordPiece that is not byte-level"),
@@ -277,7 +300,10 @@ def test_an_imported_tokenizer_gives_every_text_back_or_is_refused(tmp_path: Pat
     if message is None:
         kept = import_tokenizer(tmp_path / "data", "t", tmp_path / "theirs.json")
         assert kept.read_bytes() == (tmp_path / "theirs.json").read_bytes()
-        assert open_tokenizer(tmp_path / "data", "t").vocab_size == 256
+        opened = open_tokenizer(tmp_path / "data", "t")
+        assert opened.vocab_size == 256
+        assert opened.decode(opened.encode(HARD)) == HARD
+        assert len(opened.encode("a")) == 1
         return
     with pytest.raises(UserError, match=message):
         import_tokenizer(tmp_path / "data", "t", tmp_path / "theirs.json")
@@ -289,6 +315,20 @@ def test_a_word_level_tokenizer_that_is_not_of_characters_is_refused(tmp_path: P
     tokenizers.Tokenizer(models.WordLevel({"word": 0})).save(str(tmp_path / "theirs.json"))
     with pytest.raises(UserError, match="its token 'word' is not one character"):
         import_tokenizer(tmp_path / "data", "t", tmp_path / "theirs.json")
+
+
+@pytest.mark.parametrize("decoder", [None, decoders.CTC(), decoders.Replace("b", " ")])
+def test_a_tokenizer_of_characters_that_changes_them_is_refused(tmp_path: Path, decoder: decoders.Decoder | None) -> None:
+    """Blanks between them, two of the same as one, another one in the place of one."""
+    library = tokenizers.Tokenizer(models.WordLevel({character: i for i, character in enumerate("abc ")}))
+    library.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    library.decoder = decoders.Fuse()
+    library.save(str(tmp_path / "good.json"))
+    import_tokenizer(tmp_path, "good", tmp_path / "good.json")
+    library.decoder = decoder
+    library.save(str(tmp_path / "theirs.json"))
+    with pytest.raises(UserError, match=r"the tokenizer changes text: '.*' comes back as"):
+        import_tokenizer(tmp_path, "t", tmp_path / "theirs.json")
 
 
 def test_a_data_directory_keeps_tokenizers_by_name(char: Tokenizer, bpe: Tokenizer, tmp_path: Path) -> None:
