@@ -46,6 +46,7 @@ from dcnr.orchestrator.events import (
     ManifestWritten,
     Offered,
     PutNetwork,
+    ReadingEvent,
     RebalanceSession,
     Reported,
     SessionEvent,
@@ -57,7 +58,7 @@ from dcnr.orchestrator.events import (
     WindowsRead,
 )
 from dcnr.orchestrator.fleet import Changed, Drained, Fleet, FleetChange, Forgotten, Gone, Joined
-from dcnr.orchestrator.reading import ReadingEvent, ReadingState
+from dcnr.orchestrator.reading import ReadingState
 from dcnr.orchestrator.readings import Readings
 from dcnr.orchestrator.session import Session, Settings
 from dcnr.orchestrator.state import ACTIVE, UNDER_WAY, NetworkRecord, Records, SessionState

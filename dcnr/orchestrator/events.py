@@ -273,4 +273,5 @@ SessionAsk = CreateSession | StartSession | SuspendSession | RebalanceSession | 
 Ask = PutNetwork | DropNetwork | SessionAsk | DrainPNode | Generate | StopGenerating
 Result = BatchRead | WindowsRead | BatchFailed | ManifestWritten | ManifestFailed
 Event = Heard | Echoed | Disconnected | Reported | Result | Erased | Tick | Ask | AskedFor | LogitsRead
+ReadingEvent = Generate | StopGenerating | AskedFor | Offered | MakeRoom | Lost | Draining | Standing | Tick | LogitsRead | Report
 SessionEvent = Report | Result | Tick | StartSession | SuspendSession | RebalanceSession | Offered | Lost | Draining | Standing

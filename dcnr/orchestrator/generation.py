@@ -58,7 +58,7 @@ class News:
 
 
 class Tongue:
-    """How the ids of a request become text, and what ends it: a stop text, and the end of a document if the tokenizer has a token for it."""
+    """How the ids of a request become text, and what ends it: a stop text, or the end of a document if the tokenizer has a token for it."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self._tokenizer = tokenizer

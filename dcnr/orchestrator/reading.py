@@ -28,7 +28,19 @@ from dcnr.bus.messages import TRAINER, Deploy, Deployed, Failed, Hop, Hosted, PN
 from dcnr.errors import DoesNotFit, InvariantError
 from dcnr.ids import Epoch, PNodeId
 from dcnr.orchestrator.commands import Command, Publish, SendHop, Spoke
-from dcnr.orchestrator.events import AskedFor, Draining, Generate, LogitsRead, Lost, MakeRoom, Offered, Standing, StopGenerating, Tick
+from dcnr.orchestrator.events import (
+    AskedFor,
+    Draining,
+    Generate,
+    LogitsRead,
+    Lost,
+    MakeRoom,
+    Offered,
+    ReadingEvent,
+    Standing,
+    StopGenerating,
+    Tick,
+)
 from dcnr.orchestrator.feed import feeds_of
 from dcnr.orchestrator.sampling import draw
 from dcnr.orchestrator.session import Settings
@@ -41,8 +53,6 @@ IDLE = 60.0
 """Seconds without a request until the PNodes let go, and of a request that nobody asks about."""
 SETBACKS = 3
 """How often the world may fail without a token in between."""
-
-ReadingEvent = Generate | StopGenerating | AskedFor | Offered | MakeRoom | Lost | Draining | Standing | Tick | LogitsRead | Report
 
 
 class ReadingState(StrEnum):

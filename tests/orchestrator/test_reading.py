@@ -9,7 +9,7 @@ import pytest
 
 from dcnr.bus.messages import Hop
 from dcnr.ids import PNodeId
-from dcnr.orchestrator.events import AskedFor, Draining, LogitsRead, Lost, Offered, StopGenerating, Tick
+from dcnr.orchestrator.events import AskedFor, Draining, LogitsRead, Lost, MakeRoom, Offered, StopGenerating, Tick
 from dcnr.orchestrator.reading import IDLE, ReadingState
 from dcnr.orchestrator.source import SLOTS
 from tests.agents.tiny import SEQ, VOCABULARY
@@ -349,6 +349,19 @@ def test_it_waits_for_no_pnode_that_is_not_a_host() -> None:
     assert stage.give(Lost(other, "it died")) == []
     assert stage.reading.uses(host, stage.reading.newest_epoch)
     assert not stage.reading.uses(other, stage.reading.newest_epoch)
+
+
+def test_it_makes_room_when_nobody_wants_anything_of_it() -> None:
+    """What it has said stays known, and the next request deploys it again."""
+    stage = Stage("a")
+    stage.lose = lambda hop: hop.step == 4
+    stage.play(ask(limit=5), stage.offered(), MakeRoom())
+    assert stage.undeploys == []
+    stage.play(StopGenerating(2, "r"), MakeRoom(), MakeRoom())
+    assert [pnode for pnode, _ in stage.undeploys] == ["a"]
+    assert stage.request().tokens == text_of((1, 2), 3)
+    stage.play(ask("again", prompt=(1,), limit=3), stage.offered())
+    assert stage.request("again").tokens == text_of((1,), 3)
 
 
 def test_a_request_that_has_ended_is_forgotten_though_others_go_on() -> None:
