@@ -99,8 +99,6 @@ class Session:
     ) -> Session:
         """The session as an earlier leader left it. `graph` is the reason, if there is none; None if the session is at rest."""
         record = record.with_checkpoints(record.checkpoints)
-        if record.state in UNDER_WAY and record.validation:
-            record = replace(record, validation=record.validation.with_best_in(record.checkpoints))
         if record.state is _S.WAITING and complete(record):  # its last manifest was written, and nobody heard of it
             record = replace(record, state=_S.DONE, reason="", recovers=False)
         session = cls(record, settings)
@@ -298,6 +296,7 @@ class Session:
         if found.last is None and record.step != start:
             return self._back(f"its PNodes start from step {start}, whose checkpoint is not known any more")
         suspends, self._suspends, self.adoption = self._suspends, False, None
+        record = record.standing_at(found.last.step) if found.last else record
         self.run = run = self._run(replace(record, step=start), homes_in(self.assignment, self.graph), found.peers, now)
         commands = run.adopt(found, now)
         moved = self._move(_S.RUNNING, "") if run.trains else self._move(_S.DEPLOYING, f"is still on {', '.join(run.hosts)}")
@@ -403,7 +402,7 @@ class Session:
             self.doubts.step_done()
         told = [self._told()] if run.checkpoints.trouble != trouble else []
         if run.validation.known != self.record.validation:
-            self.record = replace(self.record, validation=run.validation.known)
+            self.record = self.record.with_validation(run.validation.known)
             told.append(Store(self.record))
         return [*commands, *told, *self._settle(now)]
 
@@ -475,8 +474,8 @@ class Session:
         run = self.run if event.epoch == record.epoch else None
         in_use = self.run.deploy.step if self.run and record.state is _S.DEPLOYING else None
         known = [checkpoint for checkpoint in record.checkpoints if checkpoint.step != new.step]
-        best = record.validation.best_step if record.validation else None
-        stay, gone = retained([*known, new], Hyper.model_validate(record.hyper), (in_use, best))
+        record = record.with_checkpoints((*known, new))
+        stay, gone = retained(record.checkpoints, Hyper.model_validate(record.hyper), (in_use, record.kept))
         left = run.checkpoints.left_over(new.step) if run else ()
         self.record = replace(record.with_checkpoints(stay), loss=self.loss)
         useless = tuple(sorted({*left, *gone}.difference(kept.step for kept in stay)))

@@ -306,12 +306,62 @@ def test_losses_deaths_and_new_leaders_change_no_validation(seed: int) -> None:
     assert BEST in [checkpoint.step for checkpoint in known.checkpoints]
 
 
+@pytest.mark.parametrize("pnodes", ["a", "ab"])
+def test_a_new_leader_goes_on_though_storage_refused_the_best_checkpoint(pnodes: str) -> None:
+    """PNodes have gone on: no step is done twice, and nothing is deployed anew."""
+    stage = Stage(record(steps=12, **EVERY), pnodes)
+    stage.pnodes.unsaved.add(BEST)
+    stage.until(lambda: stage.session.step > BEST)
+    epoch = stage.session.record.epoch
+    stage.lead()
+    stage.until(lambda: stage.state is S.DONE)
+    assert stage.session.record.epoch == epoch
+    assert set(stage.pnodes.times.values()) == {1}
+
+
+def test_the_old_best_checkpoint_stays_until_there_is_one_of_the_new() -> None:
+    """If storage refuses that, the old one is what there is."""
+    stage = Stage(record(steps=12, keep_last=1, **EVERY), "ab")
+    stage.pnodes.unsaved.add(BEST)
+    stage.until(lambda: stage.state is S.DONE)
+    shown = stage.session.record
+    assert ([checkpoint.step for checkpoint in shown.checkpoints], shown.kept, sorted(stage.storage)) == ([2, 12], 2, [2, 12])
+    assert shown.validation is not None
+    assert shown.validation.best_step == BEST
+
+
+@pytest.mark.parametrize("pnodes", ["a", "ab"])
+def test_a_best_validation_whose_checkpoint_the_leader_did_not_live_to_see_is_done_again(pnodes: str) -> None:
+    """Where everyone still stands at its step: so it is asked for again."""
+    stage = Stage(record(steps=12, **EVERY), pnodes)
+    stage.until(lambda: BEST in stage.validations)
+    assert BEST not in stage.storage
+    epoch = stage.session.record.epoch
+    stage.lead()
+    stage.until(lambda: stage.state is S.DONE)
+    assert (stage.session.record.epoch, BEST in stage.storage) == (epoch, True)
+
+
+@pytest.mark.parametrize("pnodes", ["a", "ab"])
+def test_pnodes_that_went_on_after_a_validation_that_nobody_wrote_down_go_back_at_once(pnodes: str) -> None:
+    """They cannot validate a step that they have left."""
+    stage = Stage(record(steps=12, **EVERY), pnodes)
+    stage.until(lambda: stage.session.step == BEST - 1)
+    before = stage.session.record
+    stage.until(lambda: (PNodeId("a"), BEST + 1) in stage.pnodes.times)
+    stage.records[SessionRecord, SESSION] = before
+    stage.lead()
+    at = stage.now
+    stage.until(lambda: stage.session.record.epoch > before.epoch)
+    assert stage.now - at < 5.0
+    stage.until(lambda: stage.state is S.DONE)
+    assert list(stage.validations) == [2, 4, 6, 8, 10, 12]
+
+
 def test_a_resume_from_before_the_best_knows_no_best() -> None:
     """It may become another run; what was known of it before stays."""
     known = ValidationRecord(8, 4, 1.0)
     assert known.resumed(3) is None
     assert known.resumed(6) == ValidationRecord(6, 4, 1.0, counted_from=6)
     assert known.back_to(9) == known
-    assert known.with_best_in(()) == known
-    assert replace(known, upto=4).with_best_in(()) == ValidationRecord(3, 4, 1.0)
     assert Hyper(validate_every=3).next_validation(3, 8) == 6
