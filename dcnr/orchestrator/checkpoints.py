@@ -113,7 +113,8 @@ class Checkpoints:
         if step == self.wanted:
             self.trouble = f"PNode {failed.pnode} could not save checkpoint {step}, trying again: {failed.message}"
         elif step in (self.asked, self._refused):
-            self.trouble = f"PNode {failed.pnode} could not save checkpoint {step}, trying again while there is no newer one: {failed.message}"
+            until = "trying again until there is a newer one"
+            self.trouble = f"PNode {failed.pnode} could not save checkpoint {step}, {until}: {failed.message}"
             self.asked, self._refused = None, step
         elif self._alone or step in self._pending:
             self.trouble = f"PNode {failed.pnode} could not save checkpoint {step}, which is left out: {failed.message}"
@@ -214,7 +215,7 @@ def retained(
 ) -> tuple[tuple[CheckpointRecord, ...], tuple[int, ...]]:
     """Of complete checkpoints those that a record goes on to list, by step, and the steps of those that are to be removed.
 
-    `needed`: steps that stay in any case: the one that a deployment is starting from, and that of the best validation of which there is one.
+    `needed`: steps that stay in any case: the one that a deployment is starting from, and that of the best validation that has one.
     """
     known = sorted(known, key=lambda checkpoint: checkpoint.step)
     keeps = hyper.keeps([checkpoint.step for checkpoint in known])

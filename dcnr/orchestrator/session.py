@@ -127,7 +127,8 @@ class Session:
     @property
     def reason(self) -> str:
         """Why it is where it is, or what holds it up."""
-        return self.run.checkpoints.trouble if self.run and self.run.checkpoints.trouble else self.record.reason
+        trouble, validated = (self.run.checkpoints.trouble, self.run.validation.of_step) if self.run else ("", None)
+        return trouble or self.record.reason or ("" if validated is None else f"validates step {validated}")
 
     @property
     def homes(self) -> dict[NodeId, PNodeId]:
@@ -168,7 +169,8 @@ class Session:
                 if state in UNDER_WAY:
                     return f"session '{name}' is {state} already"
                 done = event.checkpoint.step if event.checkpoint else 0
-                return f"session '{name}' has done step {done} of {total}; ask for more steps" if done >= total else None
+                at_end = done > total or complete(replace(self.record, step=done, steps=total))
+                return f"session '{name}' has done step {done} of {total}; ask for more steps" if at_end else None
             case SuspendSession():
                 return f"session '{name}' is {state}, so there is nothing to suspend" if state not in UNDER_WAY else None
             case RebalanceSession():
@@ -238,7 +240,7 @@ class Session:
         start = (event.checkpoint,) if event.checkpoint else ()
         older = tuple(known for known in self.record.checkpoints if start and known.step < start[0].step)
         record = self.record.with_checkpoints(older + start)
-        known = record.validation.resumed(record.step) if record.validation else None
+        known = record.validation.resumed(record.step, record.state is _S.DONE) if record.validation else None
         self.record = replace(record, steps=event.steps or record.steps, recovers=False, validation=known)
         return self._move(_S.WAITING, "waits for PNodes")
 

@@ -81,7 +81,7 @@ class CheckpointRecord:
 class ValidationRecord:
     """What validation has come to: all of them up to step `upto` are done, and which of them was the best.
 
-    Those after `counted_from` count for the session's patience: it is where somebody resumed it.
+    Those after `counted_from` count for the session's patience: it is where somebody resumed it after it had ended.
     """
 
     upto: int
@@ -93,9 +93,13 @@ class ValidationRecord:
         """As far as it holds where the session goes back to `step`: what comes after is validated again."""
         return replace(self, upto=min(self.upto, step))
 
-    def resumed(self, step: int) -> ValidationRecord | None:
-        """For a session that somebody lets go on after `step`; None if the best one was after it, and so is of another run."""
-        return replace(self.back_to(step), counted_from=step) if self.best_step <= step else None
+    def resumed(self, step: int, ended: bool) -> ValidationRecord | None:
+        """For a session that somebody lets go on after `step`; None if the best one was after it, and so is of another run.
+
+        One that had `ended` has new patience; one that was only suspended ends where it would have ended anyway.
+        """
+        known = self.back_to(step)
+        return None if self.best_step > step else replace(known, counted_from=step) if ended else known
 
 
 @dataclass(frozen=True, slots=True)

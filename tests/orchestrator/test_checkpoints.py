@@ -59,7 +59,7 @@ def test_one_that_is_asked_for_is_repeated_until_it_is_there_or_storage_refuses_
     one.ask(6, SCALER, 5.0)
     one.failed(failed(A, 6))
     assert (one.asked, one.left_over(7)) == (None, ())
-    assert one.trouble == "PNode a could not save checkpoint 6, trying again while there is no newer one: the disk is full"
+    assert one.trouble == "PNode a could not save checkpoint 6, trying again until there is a newer one: the disk is full"
     one.unwritten(4, "of another", 5.5)
     one.ask(8, SCALER, 6.0)
     assert one.left_over(8) == (6,)
