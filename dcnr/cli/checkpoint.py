@@ -144,12 +144,12 @@ async def _needed(session: SessionId, data_dir: Path, steps: list[int]) -> set[i
         async with connection() as bus:
             shown = await call(bus, "session.show", session=session)
     except (BusUnavailable, NotFound):
-        best = [one.step for one in Validations(data_dir).rows(session) if one.best and one.step in steps]
-        return set(best[-1:])
+        logged = [one.step for one in Validations(data_dir).rows(session) if one.best and one.step in steps]
+        return set(logged[-1:])
     goes_back_to = max(shown["checkpoints"], default=None)
     held = {step for step in steps if goes_back_to is not None and step >= goes_back_to}
-    best = {shown["best"]["step"], shown["kept"]} if shown["best"] else {shown["kept"]}
-    return held | best.intersection(steps)
+    best = (shown["best"]["step"] if shown["best"] else None, shown["kept"])
+    return held.union(step for step in steps if step in best)
 
 
 @checkpoint.command(epilog=example("dcnr checkpoint export run1 run1-model", "dcnr checkpoint export run1@400 run1-at-400"))

@@ -60,12 +60,8 @@ def test_one_that_is_asked_for_is_repeated_until_it_is_there_or_storage_refuses_
     one.failed(failed(A, 6))
     assert (one.asked, one.left_over(7)) == (None, ())
     assert one.trouble == "PNode a could not save checkpoint 6, trying again until there is a newer one: the disk is full"
-    one.unwritten(4, "of another", 5.5)
     one.ask(8, SCALER, 6.0)
     assert one.left_over(8) == (6,)
-    one.expect(7, SCALER, 6.5)
-    one.unwritten(7, "the disk is full", 6.5)
-    assert one.asked == 8, "it is another one whose manifest was refused"
     one.unwritten(8, "the disk is full", 7.0)
     assert one.asked is None
     assert one.deadline() == 9.0
@@ -73,6 +69,15 @@ def test_one_that_is_asked_for_is_repeated_until_it_is_there_or_storage_refuses_
     one.asked = 9
     with pytest.raises(InvariantError):
         one.validate()
+
+
+def test_training_waits_on_when_it_is_another_manifest_that_storage_refuses() -> None:
+    """One of an earlier step is tried again by itself."""
+    one = checkpoints()
+    one.expect(7, SCALER, 0.0)
+    one.ask(8, SCALER, 0.5)
+    one.unwritten(7, "the disk is full", 1.0)
+    assert one.asked == 8
 
 
 def test_the_best_one_is_asked_for_until_a_newer_one_begins() -> None:

@@ -174,6 +174,7 @@ def test_an_adopted_deployment_goes_on_where_it_was() -> None:
     one = deployment(at_five())
     commands = one.adopt(Found(TWO, last, 4), 2.0)
     assert (one.trains, one.trainer.done, kinds(commands)) == (True, 6, [Decision])
+    assert one.validation.first_attempt == 4
     assert one.checkpoints.deadline() == 4.0, "the checkpoint that the decision asked for is waited for"
     fresh = deployment(at_five())
     assert kinds(fresh.adopt(Found(TWO, None, 4), 2.0)) == [Deploy, Deploy]

@@ -35,7 +35,7 @@ def test_a_step_that_is_done_clears_who_failed_and_a_new_process_who_refused() -
     doubts.refused(B)
     doubts.failed(B)
     doubts.step_done()
-    assert (doubts.shunned.keys(), doubts.setbacks) == ({B}, 0)
+    assert (set(doubts.shunned), doubts.setbacks) == ({B}, 0)
     doubts.lost(B)
     assert not doubts.shunned
     doubts.refused(A)

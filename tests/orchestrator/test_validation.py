@@ -11,7 +11,6 @@ import pytest
 from dcnr.bus.messages import EvalLoss, Save, SaveFailed, ValidationMetrics
 from dcnr.errors import InvariantError
 from dcnr.ids import NodeId, PNodeId
-from dcnr.optim.hyper import Hyper
 from dcnr.orchestrator.commands import Command, Measured, Publish, ReadWindows, SendHop
 from dcnr.orchestrator.events import (
     BatchFailed,
@@ -121,6 +120,14 @@ def test_what_is_in_flight_is_fed_again_as_the_next_attempt() -> None:
     one.heard(answer(first))
     assert finish(one, again[1:]) == expected
     assert one.again() == []
+
+
+def test_a_leader_that_takes_over_feeds_with_an_attempt_that_nobody_has_heard_of() -> None:
+    """An earlier one may have fed this validation too; what is in flight is fed again as the next after it."""
+    one = machine()
+    one.first_attempt = 5
+    assert {hop.hop.attempt for hop in read(one, one.begin(2))} == {5}
+    assert {hop.hop.attempt for hop in read(one, one.again())} == {6}
 
 
 def test_a_number_of_batches_is_the_start_of_the_split() -> None:
@@ -416,4 +423,3 @@ def test_a_resume_from_before_the_best_knows_no_best() -> None:
     assert known.resumed(6, ended=True) == ValidationRecord(6, 4, 1.0, counted_from=6)
     assert known.resumed(6, ended=False) == ValidationRecord(6, 4, 1.0)
     assert known.back_to(9) == known
-    assert Hyper(validate_every=3).next_validation(3, 8) == 6
