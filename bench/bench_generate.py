@@ -110,7 +110,7 @@ async def cluster_rates(
     with tempfile.TemporaryDirectory() as folder:
         data_dir = Path(folder)
         add_tokenizer(data_dir, NAME, Tokenizer.train([corpus], "char", 256))
-        Dataset.create(data_dir, NAME, [corpus], NAME, seq_len=feeds_of(load_graph(text, NAME)).seq_len)
+        Dataset.create(data_dir, NAME, [corpus], NAME, seq_len=feeds_of(prepare(load_graph(text, NAME), fuse=False)).seq_len)
         async with LocalCluster(data_dir, agents, backend, port=0) as local, connect(local.url) as cluster:
             asked = _rates(cluster, agents, text, corpus, prompts, tokens)
             return await local.run_beside(asked, lambda line: print(line, file=sys.stderr))
@@ -159,7 +159,7 @@ def rows(backend: str, name: str, corpus: Path, tokens: int) -> Iterator[str]:
     text = (NETWORKS / f"{name}.yml").read_text(encoding="utf-8")
     if backend != "cupy":
         text = text.replace("precision: fp16", "precision: float32")
-    window = feeds_of(load_graph(text, NAME)).seq_len
+    window = feeds_of(prepare(load_graph(text, NAME), fuse=False)).seq_len
     prompts = sorted({min(8, window - tokens), max(1, (window - tokens) // 2), window - tokens})
     sides = {"bare": bare_rates(load_backend(backend), text, prompts, tokens)}
     for agents in AGENTS:

@@ -68,6 +68,7 @@ PURE = (
     "orchestrator/sampling.py",
     "orchestrator/source.py",
     "orchestrator/deployment.py",
+    "orchestrator/doubts.py",
     "orchestrator/checkpoints.py",
     "orchestrator/watchdog.py",
     "orchestrator/failover.py",

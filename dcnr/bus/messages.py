@@ -432,7 +432,7 @@ class StepMetrics:
 
 @dataclass(frozen=True, slots=True)
 class ValidationMetrics:
-    """The state after `step`, on the validation split: mean loss over `tokens` targets. `best`: no validation before had a smaller one.
+    """The state after `step`, on the validation split: mean loss over `tokens` targets. `best`: all validations before had a larger one.
 
     One that was rolled back comes again, with a larger `epoch`: that row stands in place of the older one.
     """

@@ -1,8 +1,8 @@
 """`dcnr checkpoint`: list, verify, prune, export and import checkpoints, by default those of the data directory. Nothing needs to run, but
 for `import`: it writes to the storage that the orchestrator says it uses, and then has the orchestrator take what is there as a session.
 
-`prune` never touches the newest checkpoint that verifies, nor one that a running session could go back to: it asks the orchestrator, if
-one answers, which the session goes back to.
+`prune` never touches the newest checkpoint that verifies, nor that of the best validation, nor one that a running session could go back to:
+it asks the orchestrator, if one answers, which these are.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dcnr.client.connect import connection
 from dcnr.config import from_environment
 from dcnr.errors import AlreadyExists, BusUnavailable, NotFound, UserError
 from dcnr.ids import SessionId, check_id
+from dcnr.metrics.history import Validations
 from dcnr.optim.hyper import Hyper
 from dcnr.storage.base import Storage, open_storage
 from dcnr.storage.checkpoint import (
@@ -116,31 +117,39 @@ async def _verify(storage: Storage, session: SessionId, step: int | None) -> lis
 @storage_options
 @json_option
 def prune_(session: str, keep_last: int, keep_every: int, dry_run: bool, storage: str | None, data_dir: Path, as_json: bool) -> None:
-    """Remove checkpoints of SESSION, and what was left of unfinished ones. The newest that can be read stays."""
+    """Remove checkpoints of SESSION, and what was left of unfinished ones. The newest stays, and the best one.
+
+    The newest is that which can be read, the best that of the validation with the smallest loss.
+    """
     rule = Hyper(keep_last=keep_last, keep_every=keep_every)
-    kept, removal = run(_prune(chosen(storage, data_dir), SessionId(session), rule, dry_run))
+    kept, removal = run(_prune(chosen(storage, data_dir), data_dir, SessionId(session), rule, dry_run))
     fields = {"session": session, "kept": kept, "removed": list(removal.steps), "blobs": len(removal.keys), "bytes": removal.bytes}
     show_record(fields | {"dry_run": dry_run}, as_json)
 
 
-async def _prune(storage: Storage, session: SessionId, rule: Hyper, dry_run: bool) -> tuple[list[int], Removal]:
+async def _prune(storage: Storage, data_dir: Path, session: SessionId, rule: Hyper, dry_run: bool) -> tuple[list[int], Removal]:
     newest = await newest_complete(storage, session)
-    goes_back_to = await _goes_back_to(session)
     steps = [step_of(key) for key in await manifest_keys(storage, session)]
-    held = {step for step in steps if step >= goes_back_to} if goes_back_to is not None else set[int]()
-    keep = rule.keeps([step for step in steps if step <= newest.step]) | held
+    keep = rule.keeps([step for step in steps if step <= newest.step]) | await _needed(session, data_dir, steps)
     removal = await (removable if dry_run else prune)(storage, session, keep, newest)
     return [step for step in steps if step not in removal.steps], removal
 
 
-async def _goes_back_to(session: SessionId) -> int | None:
-    """The step that an orchestrator would take the session back to; None if none answers, or none knows it."""
+async def _needed(session: SessionId, data_dir: Path, steps: list[int]) -> set[int]:
+    """Of `steps` that of the best validation, and those from the one on that an orchestrator would take the session back to.
+
+    Where no orchestrator answers, or none knows the session, the log in `data_dir` says which validation was the best.
+    """
     try:
         async with connection() as bus:
             shown = await call(bus, "session.show", session=session)
     except (BusUnavailable, NotFound):
-        return None
-    return max(shown["checkpoints"], default=None)
+        logged = [one.step for one in Validations(data_dir).rows(session) if one.best and one.step in steps]
+        return set(logged[-1:])
+    goes_back_to = max(shown["checkpoints"], default=None)
+    held = {step for step in steps if goes_back_to is not None and step >= goes_back_to}
+    best = (shown["best"]["step"] if shown["best"] else None, shown["kept"])
+    return held.union(step for step in steps if step in best)
 
 
 @checkpoint.command(epilog=example("dcnr checkpoint export run1 run1-model", "dcnr checkpoint export run1@400 run1-at-400"))

@@ -88,7 +88,7 @@ class BestStep:
 @dataclass(frozen=True, slots=True)
 class SessionDetails(SessionInfo):
     """Everything about a session. `assignment`: which VNode is where, empty at rest. `checkpoints`: the steps of those that can be gone
-    back to. `best`: None before the first validation."""
+    back to. `best`: None before the first validation. `kept`: the step of the best validation that has a checkpoint, which stays."""
 
     batch: int
     micro_batches: int
@@ -99,6 +99,7 @@ class SessionDetails(SessionInfo):
     assignment: dict[NodeId, PNodeId]
     checkpoints: tuple[int, ...]
     best: BestStep | None
+    kept: int | None
 
 
 @dataclass(frozen=True, slots=True)

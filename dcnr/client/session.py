@@ -83,10 +83,11 @@ class Session:
         while first <= last:
             part = await ask_log(self._bus, self.name, first, last, every)
             validations |= {one.step: one for one in part.validations}
-            if not part.rows:
+            ends = [row.step for row in part.rows[-1:]] + [one.step for one in part.validations[-1:]]
+            if not ends:
                 break
             rows += part.rows
-            first = part.rows[-1].step + 1
+            first = max(ends) + 1
         return Log(rows, [validations[step] for step in sorted(validations)])
 
     async def checkpoints(self) -> list[Checkpoint]:

@@ -256,16 +256,19 @@ class Api:
         return shown
 
     async def _show_rows(self, request: SessionRows) -> Answer:
-        """The first `MAX_ROWS` of those that are asked for, and the validations of steps up to the last of these; those of which nothing
-        is known are left out.
+        """The rows and validations of those steps that are asked for of which anything is known, up to a step at which there are `MAX_ROWS`
+        of either: who wants more asks from the step after the last one of both on.
         """
         session = self._session(request.session).record.session
         rows = await asyncio.to_thread(self._history.rows, session)
-        shown = [row for row in rows if request.first <= row.step <= request.last and row.step % request.every == 0][:MAX_ROWS]
-        last = shown[-1].step if len(shown) == MAX_ROWS else request.last
         validations = await asyncio.to_thread(self._validations.rows, session)
-        told = [asdict(one) for one in validations if request.first <= one.step <= last]
-        return {"rows": [asdict(row) for row in shown], "validations": told[:MAX_ROWS]}
+        shown = [row for row in rows if request.first <= row.step <= request.last and row.step % request.every == 0][:MAX_ROWS]
+        told = [one for one in validations if request.first <= one.step <= request.last][:MAX_ROWS]
+        last = min(part[-1].step if len(part) == MAX_ROWS else request.last for part in (shown, told))
+        return {
+            "rows": [asdict(row) for row in shown if row.step <= last],
+            "validations": [asdict(one) for one in told if one.step <= last],
+        }
 
     async def _delete_session(self, request: NamedSession) -> Answer:
         await self._ask(lambda number: events.DeleteSession(number, SessionId(request.session)))

@@ -6,10 +6,10 @@ Rule: a dataset is opened once for each deployment, so that one that was made an
 from __future__ import annotations
 
 from pathlib import Path
-
-import numpy as np
+from threading import Lock
 
 from dcnr.data.dataset import Dataset
+from dcnr.errors import UserError
 from dcnr.ids import Epoch, SessionId
 from dcnr.orchestrator.commands import ReadBatch, ReadWindows
 from dcnr.orchestrator.events import BatchRead, WindowsRead
@@ -23,6 +23,8 @@ class Batches:
         self._data_dir = data_dir
         self._storage = storage
         self._datasets: dict[SessionId, tuple[Epoch, Dataset]] = {}
+        self._opening: dict[SessionId, Lock] = {}
+        """Several threads read for a session at once."""
 
     def read(self, ask: ReadBatch | ReadWindows) -> BatchRead | WindowsRead:
         """The ids that are asked for. Raises `DcnrError` or `OSError` if the dataset does not give them."""
@@ -34,19 +36,22 @@ class Batches:
     def forget(self, session: SessionId) -> None:
         """It is fed no more."""
         self._datasets.pop(session, None)
+        self._opening.pop(session, None)
 
     def _windows(self, ask: ReadWindows) -> WindowsRead:
-        """Those of one micro-batch, as far as there are any."""
+        """Those of one micro-batch, of which the last may have fewer."""
         dataset, first = self._dataset(ask), ask.micro * ask.rows
         there = dataset.windows("validation", ask.seq_len)
-        rest = min(ask.rows, there - first)
-        tokens_BS = dataset.window_rows("validation", first, rest, ask.seq_len) if rest > 0 else np.empty((0, ask.seq_len + 1), np.int64)
+        if not there:
+            raise UserError(f"dataset '{ask.dataset}', which was made anew, has nothing to validate on", "make it with a validation split")
+        tokens_BS = dataset.window_rows("validation", first, min(ask.rows, there - first), ask.seq_len)
         per_token = dataset.manifest.bytes_of("validation") / max(1, dataset.manifest.tokens("validation"))
         return WindowsRead(ask.session, ask.epoch, ask.step, ask.micro, there, per_token, tokens_BS)
 
     def _dataset(self, ask: ReadBatch | ReadWindows) -> Dataset:
-        epoch, dataset = self._datasets.get(ask.session, (None, None))
-        if dataset is None or epoch != ask.epoch:
-            dataset = Dataset.open(self._data_dir, ask.dataset, self._storage)
-            self._datasets[ask.session] = (ask.epoch, dataset)
-        return dataset
+        with self._opening.setdefault(ask.session, Lock()):
+            epoch, dataset = self._datasets.get(ask.session, (None, None))
+            if dataset is None or epoch != ask.epoch:
+                dataset = Dataset.open(self._data_dir, ask.dataset, self._storage)
+                self._datasets[ask.session] = (ask.epoch, dataset)
+            return dataset

@@ -5,7 +5,8 @@ Rule 2: `Save` is repeated every 2 s to those whose part is missing: of the chec
 Rule 3: one that is not wanted is given up when storage refuses a part, or when too many newer ones have begun: training goes on, and the
 next one comes at its time. What is left of it is removed when a newer one is complete.
 Rule 4: a manifest that could not be written is tried again every 2 s.
-Rule 5: what was the best so far in a validation is asked for as if it were wanted, and given up as if it were not.
+Rule 5: what was the best so far in a validation is asked for as if it were wanted. If storage refuses it, training goes on; it is asked
+for all the same until a newer one begins, and then given up.
 Rule 6: whatever holds up a checkpoint is told until one is complete.
 """
 
@@ -48,7 +49,7 @@ class Checkpoints:
         self.wanted: int | None = None
         """The step whose checkpoint everything waits for."""
         self.asked: int | None = None
-        """The step of the one that training waits for, unless it is given up."""
+        """The step of the one that training waits for, unless storage refuses it."""
         self.trouble = ""
         """What holds up a checkpoint, in words."""
         self._record = record
@@ -59,6 +60,8 @@ class Checkpoints:
         self._start = deploy.step if deploy.checkpoint else None
         self._pending: dict[int, Pending] = {}
         self._unwritten: set[int] = set()
+        self._refused: int | None = None
+        """The step of one that training waited for until storage refused it."""
         self._given_up: set[int] = set()
         self._complete: deque[int] = deque(maxlen=REMEMBERED)
         self._repeat_at = 0.0
@@ -78,9 +81,10 @@ class Checkpoints:
         return self._asks(now)
 
     def ask(self, step: int, scaler: dict[str, int | float], now: float) -> list[Command]:
-        """Ask for a checkpoint of `step`, at which everything stands; it is `asked` until it is complete, or given up."""
+        """Ask for a checkpoint of `step`, at which everything stands; it is `asked` until it is complete, or refused."""
         if self.has(step):
             return []
+        self._let_go(step)
         self.asked = step
         self._begin(step, None if self._alone else scaler, now)
         return self._asks(now)
@@ -108,6 +112,10 @@ class Checkpoints:
             return
         if step == self.wanted:
             self.trouble = f"PNode {failed.pnode} could not save checkpoint {step}, trying again: {failed.message}"
+        elif step in (self.asked, self._refused):
+            until = "trying again until there is a newer one"
+            self.trouble = f"PNode {failed.pnode} could not save checkpoint {step}, {until}: {failed.message}"
+            self.asked, self._refused = None, step
         elif self._alone or step in self._pending:
             self.trouble = f"PNode {failed.pnode} could not save checkpoint {step}, which is left out: {failed.message}"
             self._give_up(step)
@@ -116,7 +124,7 @@ class Checkpoints:
         """Storage refused a manifest."""
         if step in self._pending:
             self._unwritten.add(step)
-            self.asked = None
+            self.asked = None if step == self.asked else self.asked
             self._repeat_at = now + REPEAT_AFTER
             self.trouble = f"the manifest of checkpoint {step} could not be written, trying again: {message}"
 
@@ -129,8 +137,7 @@ class Checkpoints:
         self.trouble = ""
         if self.wanted == step:
             self.wanted = None
-        if self.asked == step:
-            self.asked = None
+        self._let_go(step)
 
     def left_over(self, step: int) -> tuple[int, ...]:
         """Steps older than `step` of checkpoints that were given up: nobody needs what there is of them. They are named once."""
@@ -157,7 +164,7 @@ class Checkpoints:
 
     def validate(self) -> None:
         """Raise `InvariantError` if the state contradicts itself."""
-        for awaited in {self.wanted, self.asked} - {None}:
+        for awaited in {self.wanted, self.asked, self._refused} - {None}:
             if awaited not in self._pending:
                 raise InvariantError(f"checkpoint {awaited} of session {self._record.session} is wanted, and not under way")
         if not self._unwritten <= self._pending.keys():
@@ -165,6 +172,8 @@ class Checkpoints:
 
     def _begin(self, step: int, scaler: dict[str, int | float] | None, now: float) -> Pending:
         self._given_up.discard(step)
+        if self._refused is not None and step > self._refused:
+            self._give_up(self._refused)
         if not self._pending:
             self._repeat_at = now + REPEAT_AFTER
         pending = self._pending.setdefault(step, Pending(scaler))
@@ -175,9 +184,13 @@ class Checkpoints:
             self._give_up(old)
         return pending
 
+    def _let_go(self, step: int) -> None:
+        """Training does not wait for it any more."""
+        self.asked = None if step == self.asked else self.asked
+        self._refused = None if step == self._refused else self._refused
+
     def _give_up(self, step: int) -> None:
-        if step == self.asked:
-            self.asked = None
+        self._let_go(step)
         self._pending.pop(step, None)
         self._unwritten.discard(step)
         self._given_up.add(step)
@@ -202,7 +215,8 @@ def retained(
 ) -> tuple[tuple[CheckpointRecord, ...], tuple[int, ...]]:
     """Of complete checkpoints those that a record goes on to list, by step, and the steps of those that are to be removed.
 
-    `needed`: steps that stay in any case: the one that a deployment is starting from, that of the best validation, those that are read.
+    `needed`: steps that stay in any case: the one that a deployment is starting from, that of the best validation that has one, those that
+    are read.
     """
     known = sorted(known, key=lambda checkpoint: checkpoint.step)
     keeps = hyper.keeps([checkpoint.step for checkpoint in known])

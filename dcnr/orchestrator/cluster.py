@@ -208,7 +208,7 @@ class Cluster:
 
     def _rightly(self, pnode: PNodeId, hosted: Hosted) -> bool:
         session = self.sessions.get(hosted.session)
-        return self.uses(hosted.session, pnode, hosted.epoch) or (session is not None and pnode in session.avoided)
+        return self.uses(hosted.session, pnode, hosted.epoch) or (session is not None and pnode in session.doubts.avoided)
 
     def uses(self, name: SessionId, pnode: PNodeId, epoch: Epoch) -> bool:
         """Whether `pnode` rightly hosts a part of a session, or of a checkpoint that is read, in `epoch`."""
@@ -263,7 +263,7 @@ class Cluster:
         return Offered(self._free_for(session.record.session))
 
     def _free_for(self, name: SessionId) -> tuple[PNodeInfo, ...]:
-        stuck = {pnode for other in self.sessions.values() for pnode in other.avoided}
+        stuck = {pnode for other in self.sessions.values() for pnode in other.doubts.avoided}
         able = [info for info in self.fleet.eligible() if info.pnode not in stuck]
         return tuple(replace(info, memory_used=info.memory_used - self._held(info, name)) for info in able)
 
@@ -373,7 +373,7 @@ class Cluster:
 
 def _not_at_once(session: Session, event: SessionEvent) -> bool:
     """Whether what made it wait would only happen again."""
-    return (isinstance(event, Refused) and not event.damaged) or (isinstance(event, Failed) and session.setbacks > 1)
+    return (isinstance(event, Refused) and not event.damaged) or (isinstance(event, Failed) and session.doubts.setbacks > 1)
 
 
 def _left_behind(name: SessionId, message: str) -> UserError:

@@ -94,6 +94,9 @@ class Deployment:
         self.trains = True
         self._owing.clear()
         self.trainer.begin(now)
+        self._end_early(found.last.step)
+        if self._beyond_hold(found.last.step):
+            return []
         return self._after(self.trainer.take_over(found.last, found.attempt, now), now)
 
     def stop(self, now: float) -> list[Command]:
@@ -113,8 +116,8 @@ class Deployment:
                 return self.trainer.lost(event)
             case StepReport():
                 return self._after(self.trainer.reported(event, now), now)
-            case StepDone():
-                return self._after(self.trainer.decided(event, now), now) if self.trains else []
+            case StepDone(step=step):
+                return self._after(self.trainer.decided(event, now), now) if self.trains and not self._beyond_hold(step) else []
             case BatchRead(step=step, tokens_BS=tokens_BS):
                 return self.trainer.batch_read(step, tokens_BS)
             case WindowsRead():
@@ -157,7 +160,7 @@ class Deployment:
         return self._begin(now) if self.checkpoints.has(self.trainer.done) else self._save(now)
 
     def _begin(self, now: float) -> list[Command]:
-        self._end_early()
+        self._end_early(self.trainer.done)
         self.trains, self.outcome = True, Settled() if self.ends_early else Begun()
         self.trainer.begin(now)
         return [*self.trainer.pump(), *self._validate()]
@@ -213,7 +216,7 @@ class Deployment:
         """What is to be done where nothing is fed: validate, or save the last state."""
         if self.outcome is not None or self.checkpoints.wanted is not None:
             return []
-        self._end_early()
+        self._end_early(self.trainer.done)
         commands = self._validate()
         waits = self.validation.under_way or self.checkpoints.asked is not None or not self._goes_on
         return commands if waits or not self.trainer.idle else [*commands, *self._save(now)]
@@ -228,10 +231,16 @@ class Deployment:
     def _validate(self) -> list[Command]:
         """Begin a validation, if one is due."""
         done, plan = self.trainer.done, self.trainer.plan
-        if done > self.trainer.hold:
-            self.outcome = self.outcome or GiveUp(f"a PNode went on to step {done} before step {self.trainer.hold} was validated")
+        self._beyond_hold(done)
         due = self._goes_on and not self.ends_early and self.validation.due(done) and (done == plan.steps or not self._stopping)
         return self.validation.begin(done) if due else []
+
+    def _beyond_hold(self, step: int) -> bool:
+        """Whether a PNode has done `step`, which no validation lets it do: an earlier leader did, and could not write that down."""
+        hold = self.trainer.hold
+        if step > hold:
+            self.outcome = self.outcome or GiveUp(f"a PNode went on to step {step} before step {hold} was validated")
+        return step > hold
 
     def _validated(self, loss: EvalLoss, now: float) -> list[Command]:
         """A micro-batch has come through, perhaps the last one."""
@@ -246,15 +255,15 @@ class Deployment:
 
     def _go_on(self, now: float) -> list[Command]:
         """After a validation."""
-        self._end_early()
+        self._end_early(self.trainer.done)
         return [*self.trainer.release(self.validation.hold, now), *self._rest(now)]
 
-    def _end_early(self) -> None:
-        """If the last validation says so, and nothing came after it."""
+    def _end_early(self, step: int) -> None:
+        """After `step`, the newest that anybody has done, if the validation of it says so."""
         known, trainer = self.validation.known, self.trainer
-        if known is not None and known.upto == trainer.done < trainer.plan.steps and (why := self.validation.early_end):
+        if known is not None and known.upto == step < trainer.plan.steps and (why := self.validation.early_end):
             self.ends_early = why
-            trainer.limit = trainer.done
+            trainer.limit = step
 
     # -- standstill ------------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from dcnr.optim.hyper import Hyper
 from dcnr.orchestrator.checkpoints import retained
 from dcnr.orchestrator.commands import Command, Measured, Prune, Publish, Store
 from dcnr.orchestrator.deployment import Begun, Deployment, Hopeless, RunEvent, Settled
+from dcnr.orchestrator.doubts import Doubts
 from dcnr.orchestrator.events import (
     BatchFailed,
     Draining,
@@ -53,9 +54,6 @@ from dcnr.orchestrator.state import ACTIVE, TRANSITIONS, UNDER_WAY, AssignmentRe
 from dcnr.orchestrator.validation import complete
 from dcnr.orchestrator.watchdog import GiveUp
 from dcnr.placement.assignment import Assignment
-
-SETBACKS = 3
-"""How often the world may fail a session without a step done in between."""
 
 _S = SessionState
 
@@ -86,15 +84,10 @@ class Session:
         """The newest: of the deployment, or of the one that a recovery starts from."""
         self.newest_epoch = record.epoch
         """The largest that is known of."""
-        self.avoided: dict[PNodeId, int] = {}
-        """PNodes that are stuck, with the `work` that they had done. They are left alone until they do more of it, or have none."""
+        self.doubts = Doubts()
         self.fenced = 0
-        self.setbacks = 0
-        """How often the world failed since a step was done."""
         self.read: frozenset[int] = frozenset()
         """Steps whose checkpoints are being read for text: they stay."""
-        self._shunned: dict[PNodeId, bool] = {}
-        """PNodes that failed (False: until a step is done) or refused (True: until one of them is started anew). Goes there last."""
         self._since = Epoch(record.epoch + 1)
         """The first epoch since it was started or resumed: manifests of older ones do not count."""
         self._suspends = False
@@ -108,8 +101,6 @@ class Session:
     ) -> Session:
         """The session as an earlier leader left it. `graph` is the reason, if there is none; None if the session is at rest."""
         record = record.with_checkpoints(record.checkpoints)
-        if record.state in UNDER_WAY and record.validation:
-            record = replace(record, validation=record.validation.with_best_in(record.checkpoints))
         if record.state is _S.WAITING and complete(record):  # its last manifest was written, and nobody heard of it
             record = replace(record, state=_S.DONE, reason="", recovers=False)
         session = cls(record, settings)
@@ -138,7 +129,8 @@ class Session:
     @property
     def reason(self) -> str:
         """Why it is where it is, or what holds it up."""
-        return self.run.checkpoints.trouble if self.run and self.run.checkpoints.trouble else self.record.reason
+        trouble, validated = (self.run.checkpoints.trouble, self.run.validation.of_step) if self.run else ("", None)
+        return trouble or self.record.reason or ("" if validated is None else f"validates step {validated}")
 
     @property
     def homes(self) -> dict[NodeId, PNodeId]:
@@ -160,7 +152,7 @@ class Session:
 
     def minds(self, pnode: PNodeId) -> bool:
         """Whether it wants to know where it stands on `pnode`."""
-        return pnode in self.avoided or pnode in self.hosts
+        return pnode in self.doubts.avoided or pnode in self.hosts
 
     def created(self) -> list[Command]:
         """Write down that the session exists."""
@@ -179,7 +171,8 @@ class Session:
                 if state in UNDER_WAY:
                     return f"session '{name}' is {state} already"
                 done = event.checkpoint.step if event.checkpoint else 0
-                return f"session '{name}' has done step {done} of {total}; ask for more steps" if done >= total else None
+                at_end = done > total or complete(replace(self.record, step=done, steps=total))
+                return f"session '{name}' has done step {done} of {total}; ask for more steps" if at_end else None
             case SuspendSession():
                 return f"session '{name}' is {state}, so there is nothing to suspend" if state not in UNDER_WAY else None
             case RebalanceSession():
@@ -188,7 +181,7 @@ class Session:
                 if self.run.moving:
                     return f"session '{name}' {self.run.moving} already"
                 assert self.graph is not None
-                anew = divided_anew(self.graph, self.record, offered, self.homes, self._shunned)
+                anew = divided_anew(self.graph, self.record, offered, self.homes, self.doubts.shunned)
                 return None if anew else f"session '{name}' would stay as it is, on {', '.join(self.run.hosts)}"
 
     def handle(self, event: SessionEvent, now: float) -> list[Command]:
@@ -203,8 +196,7 @@ class Session:
             case Offered(pnodes):
                 return self._offered(pnodes, now)
             case Lost(pnode, reason):
-                self.avoided.pop(pnode, None)
-                self._shunned.pop(pnode, None)
+                self.doubts.lost(pnode)
                 return self._back(reason) if pnode in self.hosts else []
             case Draining(pnode):
                 return self._drain(pnode, now) if pnode in self.hosts else []
@@ -245,12 +237,12 @@ class Session:
     # -- into and out of a deployment --------------------------------------------------------------------------------------
 
     def _start(self, event: StartSession) -> list[Command]:
-        self.graph, self.assignment, self._since, self.setbacks = event.graph, None, Epoch(self.record.epoch + 1), 0
-        self._shunned.clear()
+        self.graph, self.assignment, self._since = event.graph, None, Epoch(self.record.epoch + 1)
+        self.doubts.begin()
         start = (event.checkpoint,) if event.checkpoint else ()
         older = tuple(known for known in self.record.checkpoints if start and known.step < start[0].step)
         record = self.record.with_checkpoints(older + start)
-        known = record.validation.resumed(record.step) if record.validation else None
+        known = record.validation.resumed(record.step, record.state is _S.DONE) if record.validation else None
         self.record = replace(record, steps=event.steps or record.steps, recovers=False, validation=known)
         return self._move(_S.WAITING, "waits for PNodes")
 
@@ -262,7 +254,7 @@ class Session:
         assert self.graph is not None
         previous = {} if self._anew else homes_in(self.assignment, self.graph)
         try:
-            homes = homes_for(self.graph, self.record, offered, previous, self._shunned)
+            homes = homes_for(self.graph, self.record, offered, previous, self.doubts.shunned)
         except DoesNotFit as error:
             return [] if self.record.reason == str(error) else self._move(_S.WAITING, str(error))
         return self._deploy(homes, offered, now)
@@ -279,7 +271,7 @@ class Session:
 
     def _undeploys(self, assignment: AssignmentRecord | None, but: Sequence[PNodeId] = ()) -> list[Command]:
         """Whoever took part lets go, but those that go on, and those that are stuck."""
-        hosts = sorted(set(assignment.nodes.values()).difference(but, self.avoided)) if assignment else []
+        hosts = sorted(set(assignment.nodes.values()).difference(but, self.doubts.avoided)) if assignment else []
         return [Publish(subjects.command(pnode), Undeploy(self.record.session, assignment.epoch)) for pnode in hosts if assignment]
 
     def _run(self, record: SessionRecord, homes: Mapping[NodeId, PNodeId], peers: Sequence[PNodeInfo], now: float) -> Deployment:
@@ -308,6 +300,7 @@ class Session:
         if found.last is None and record.step != start:
             return self._back(f"its PNodes start from step {start}, whose checkpoint is not known any more")
         suspends, self._suspends, self.adoption = self._suspends, False, None
+        record = record.standing_at(found.last.step) if found.last else record
         self.run = run = self._run(replace(record, step=start), homes_in(self.assignment, self.graph), found.peers, now)
         commands = run.adopt(found, now)
         moved = self._move(_S.RUNNING, "") if run.trains else self._move(_S.DEPLOYING, f"is still on {', '.join(run.hosts)}")
@@ -370,7 +363,7 @@ class Session:
         run = self.run
         if run is None or run.moving or run.checkpoints.wanted is not None:
             return []
-        homes = wider(self.graph, self.record, offered, self.homes, self._shunned)
+        homes = wider(self.graph, self.record, offered, self.homes, self.doubts.shunned)
         if homes is None:
             return []
         more = ", ".join(sorted(set(homes.pnodes) - self.hosts))
@@ -410,11 +403,10 @@ class Session:
         steps, trouble = run.steps, run.checkpoints.trouble
         commands = run.handle(event, now)
         if run.steps != steps:
-            self.setbacks = 0
-            self._shunned = {pnode: refused for pnode, refused in self._shunned.items() if refused}
+            self.doubts.step_done()
         told = [self._told()] if run.checkpoints.trouble != trouble else []
         if run.validation.known != self.record.validation:
-            self.record = replace(self.record, validation=run.validation.known)
+            self.record = self.record.with_validation(run.validation.known)
             told.append(Store(self.record))
         return [*commands, *told, *self._settle(now)]
 
@@ -430,7 +422,8 @@ class Session:
             case Hopeless(reason):
                 return self._leave(_S.FAILED, reason)
             case GiveUp(reason, without, work):
-                self.avoided.update({without: work} if without is not None else {})
+                if without is not None:
+                    self.doubts.stuck(without, work)
                 return self._back(reason)
             case Settled():
                 return self._settled(run)
@@ -452,8 +445,7 @@ class Session:
 
     def _standing(self, event: Standing, now: float) -> list[Command]:
         pnode, hosted = event.info.pnode, event.hosted
-        if pnode in self.avoided and (hosted is None or not hosted.busy or hosted.work != self.avoided[pnode]):
-            del self.avoided[pnode]
+        self.doubts.stands(pnode, hosted)
         if self.adoption is None:
             return self._to_run(event, now)
         found = self.adoption.heard(event.info, hosted) if hosted and pnode in self.adoption.hosts else None
@@ -463,7 +455,7 @@ class Session:
         assert self.run is not None
         by, deploy = f"PNode {refused.pnode}", self.run.deploy
         if not refused.damaged or deploy.checkpoint is None:
-            self._shunned[refused.pnode] = True
+            self.doubts.refused(refused.pnode)
             return self._back(f"{by} refused: {refused.reason}")
         others = tuple(known for known in self.record.checkpoints if known.key != deploy.checkpoint)
         if not others and deploy.step:
@@ -473,10 +465,8 @@ class Session:
 
     def _failed(self, failed: Failed) -> list[Command]:
         reason = f"PNode {failed.pnode}: {failed.message}"
-        self.setbacks += failed.world
-        if not failed.world or self.setbacks > SETBACKS:
+        if not failed.world or self.doubts.failed(failed.pnode):
             return self._leave(_S.FAILED, reason)
-        self._shunned.setdefault(failed.pnode, False)
         return self._back(reason)
 
     def _written(self, event: ManifestWritten, now: float) -> list[Command]:
@@ -488,8 +478,8 @@ class Session:
         run = self.run if event.epoch == record.epoch else None
         in_use = self.run.deploy.step if self.run and record.state is _S.DEPLOYING else None
         known = [checkpoint for checkpoint in record.checkpoints if checkpoint.step != new.step]
-        best = record.validation.best_step if record.validation else None
-        stay, gone = retained([*known, new], Hyper.model_validate(record.hyper), (in_use, best, *self.read))
+        record = record.with_checkpoints((*known, new))
+        stay, gone = retained(record.checkpoints, Hyper.model_validate(record.hyper), (in_use, record.kept, *self.read))
         left = run.checkpoints.left_over(new.step) if run else ()
         self.record = replace(record.with_checkpoints(stay), loss=self.loss)
         useless = tuple(sorted({*left, *gone}.difference(kept.step for kept in stay)))

@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -102,7 +102,7 @@ class Outside:
     data_dir: Path
     me: PNodeId
     clock: Clock
-    hops: asyncio.Queue[tuple[Hop, np.ndarray]] = field(default_factory=asyncio.Queue)
+    hops: asyncio.Queue[tuple[Hop, np.ndarray]]
     """Tensors that came for us, as the transport gives them."""
 
 

@@ -6,7 +6,7 @@ Rule 2: a new leader needs nothing but these records and the heartbeats it hears
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -81,7 +81,7 @@ class CheckpointRecord:
 class ValidationRecord:
     """What validation has come to: all of them up to step `upto` are done, and which of them was the best.
 
-    Those after `counted_from` count for the session's patience: it is where somebody resumed it.
+    Those after `counted_from` count for the session's patience: it is where somebody resumed it after it had ended.
     """
 
     upto: int
@@ -93,14 +93,13 @@ class ValidationRecord:
         """As far as it holds where the session goes back to `step`: what comes after is validated again."""
         return replace(self, upto=min(self.upto, step))
 
-    def resumed(self, step: int) -> ValidationRecord | None:
-        """For a session that somebody lets go on after `step`; None if the best one was after it, and so is of another run."""
-        return replace(self.back_to(step), counted_from=step) if self.best_step <= step else None
+    def resumed(self, step: int, ended: bool) -> ValidationRecord | None:
+        """For a session that somebody lets go on after `step`; None if the best one was after it, and so is of another run.
 
-    def with_best_in(self, checkpoints: Sequence[CheckpointRecord]) -> ValidationRecord:
-        """One whose checkpoint was not complete when its leader went is validated again, so that it is asked for again."""
-        there = any(checkpoint.step == self.best_step for checkpoint in checkpoints)
-        return self if there or self.upto != self.best_step else self.back_to(self.best_step - 1)
+        One that had `ended` has new patience; one that was only suspended ends where it would have ended anyway.
+        """
+        known = self.back_to(step)
+        return None if self.best_step > step else replace(known, counted_from=step) if ended else known
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +131,8 @@ class SessionRecord:
     recovers: bool = False
     validation: ValidationRecord | None = None
     """None before the first."""
+    kept: int | None = None
+    """The step of the best validation of which there is a checkpoint: that stays until there is one of a better."""
 
     @property
     def newest(self) -> CheckpointRecord | None:
@@ -140,8 +141,23 @@ class SessionRecord:
 
     def with_checkpoints(self, checkpoints: tuple[CheckpointRecord, ...]) -> SessionRecord:
         """The record with these, standing at the newest."""
-        record = replace(self, checkpoints=checkpoints)
-        return replace(record, step=record.newest.step if record.newest else 0)
+        steps = {checkpoint.step for checkpoint in checkpoints}
+        best = self.validation.best_step if self.validation else None
+        kept = next((step for step in (best, self.kept) if step in steps), None)
+        return replace(self, checkpoints=checkpoints, step=max(steps, default=0), kept=kept)
+
+    def with_validation(self, known: ValidationRecord | None) -> SessionRecord:
+        """The record with what validation has come to."""
+        return replace(self, validation=known).with_checkpoints(self.checkpoints)
+
+    def standing_at(self, step: int) -> SessionRecord:
+        """As it goes on where PNodes have done `step`. If that is the best one and there is no checkpoint of it, it is validated again, so
+        that one is asked for again.
+        """
+        known = self.validation
+        if known is None or not known.best_step == known.upto == step or self.kept == step:
+            return self
+        return self.with_validation(known.back_to(step - 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ read far ahead of them.
 Rule 3: the loss is that of all targets alike: per cost the means of micro-batches in order, each times its targets, over all targets, in
 float64; and those summed in the order of `costs`. So nobody can tell from it where the network lies, or what was lost on the way.
 Rule 4: what is in flight is fed again as the next attempt. An answer counts once, whichever attempt it is of.
-Rule 5: the best one is the first with the smallest loss. Patience is counted in steps, so what is done again counts once.
+Rule 5: the best one is the first with the smallest loss. Patience counts the validations between two steps, so one that is done again
+counts once.
 """
 
 from __future__ import annotations
@@ -74,6 +75,11 @@ class Validation:
     def under_way(self) -> bool:
         """Whether one is."""
         return self._run is not None
+
+    @property
+    def of_step(self) -> int | None:
+        """The step whose state is being validated, if one is."""
+        return self._run.step if self._run else None
 
     @property
     def waits(self) -> bool:

@@ -47,7 +47,9 @@ def session_row(session: Session) -> Row:
 
 
 def session_details(session: Session) -> Row:
-    """Everything about a session; `assignment` is empty while no PNode holds it, `best` is that of its validations."""
+    """Everything about a session; `assignment` is empty while no PNode holds it, `best` is that of its validations, `kept` the step of the
+    best one that has a checkpoint.
+    """
     record = session.record
     known = record.validation
     return {
@@ -61,6 +63,7 @@ def session_details(session: Session) -> Row:
         "assignment": dict(session.homes),
         "checkpoints": [checkpoint.step for checkpoint in record.checkpoints],
         "best": {"step": known.best_step, "loss": known.best_loss} if known else None,
+        "kept": record.kept,
     }
 
 

@@ -82,7 +82,6 @@ MESSAGES: list[Message] = [
     ValidationMetrics(S, 7, 2.5, 12.18, 0.9, 1000, True, E),
     StepMetrics(S, 1, 2.5, 1e-3, 1.0, 1.0, False, 100.0, 9.5, E),
     StepMetrics(S, 2, 2.5, 1e-3, 1.0, 1.0, False, 100.0, 9.5, E, mfu=0.45),
-    ValidationMetrics(S, 1, 2.5, 12.2, 1.7, 4096, True, E),
     SessionMetrics(S, "running", 1, ""),
     SessionMetrics(S, "suspended", 1, "asked for"),
 ]

@@ -11,11 +11,13 @@ import safetensors.numpy
 from click.testing import CliRunner, Result
 
 from dcnr.bus import api, subjects
+from dcnr.bus.messages import ValidationMetrics
 from dcnr.bus.nats import connect
 from dcnr.cli.checkpoint import _prune
 from dcnr.cli.main import main
 from dcnr.errors import NotFound
 from dcnr.ids import SessionId
+from dcnr.metrics.history import Validations
 from dcnr.optim.hyper import Hyper
 from dcnr.storage.file import FileStorage
 from tests.cli.conftest import TINY, Cluster
@@ -246,23 +248,53 @@ def test_prune_never_removes_the_newest_that_can_be_read(folder: Path) -> None:
     assert steps(folder) == [5, 10, 20]
 
 
-@pytest.mark.parametrize(("known", "kept"), [([0, 5], [5, 10, 20]), ([0, 5, 10, 20], [20]), ([], [20]), (None, [20])])
-async def test_prune_spares_what_the_session_could_go_back_to(
-    folder: Path, nats_url: str, monkeypatch: pytest.MonkeyPatch, known: list[int] | None, kept: list[int]
+BEST_AT_5 = {"best": {"step": 5, "loss": 1.0}, "kept": 5}
+NOT_VALIDATED = {"best": None, "kept": None}
+
+
+def test_prune_spares_the_best_validation_that_the_log_knows(folder: Path) -> None:
+    """Where nobody answers. That of one that has no checkpoint is of no use: then that of the best one before it stays."""
+    for step in (10, 20):
+        asyncio.run(save(FileStorage(folder / "data"), SessionId("run"), step))
+    rows = [(0, 3.0, True), (5, 2.0, True), (10, 2.5, False), (15, 1.0, True), (20, 2.0, False)]
+    Validations(folder / "data").append([ValidationMetrics(SessionId("run"), step, loss, 2.0, 1.0, 8, best) for step, loss, best in rows])
+    assert dcnr(folder, "prune", "run", "--keep-last", "1").exit_code == 0
+    assert steps(folder) == [5, 20]
+
+
+@pytest.mark.parametrize(
+    ("known", "validated", "kept"),
+    [
+        ([0, 5], NOT_VALIDATED, [5, 10, 20]),
+        ([0, 5, 10, 20], NOT_VALIDATED, [20]),
+        ([0, 5, 10, 20], BEST_AT_5, [5, 20]),
+        ([0, 5, 10, 20], {"best": {"step": 10, "loss": 0.5}, "kept": 5}, [5, 10, 20]),
+        ([], NOT_VALIDATED, [20]),
+        (None, {}, [20]),
+    ],
+)
+async def test_prune_spares_what_the_session_needs(
+    folder: Path,
+    nats_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    known: list[int] | None,
+    validated: dict[str, object],
+    kept: list[int],
 ) -> None:
-    """What the orchestrator has as its newest, and all after it; what it does not know at all, storage alone decides."""
+    """What the orchestrator has as its newest, and all after it, and its best; what it does not know at all, storage alone decides."""
     for step in (10, 20):
         await save(FileStorage(folder / "data"), SessionId("run"), step)
     monkeypatch.setenv("NATS_URL", nats_url)
 
     async def answer(data: bytes) -> bytes:
         assert api.arguments(data) == {"session": "run"}
-        return api.failure(NotFound("no session 'run'")) if known is None else api.ok({"state": "running", "checkpoints": known})
+        return api.failure(NotFound("no session 'run'")) if known is None else api.ok({"checkpoints": known, **validated})
 
     bus = await connect(nats_url, "an-orchestrator")
     try:
         service = await bus.serve(subjects.api("session.show"), answer)
-        newest, removal = await _prune(FileStorage(folder / "data"), SessionId("run"), Hyper(keep_last=1), dry_run=True)
+        rule, data = Hyper(keep_last=1), folder / "data"
+        newest, removal = await _prune(FileStorage(data), data, SessionId("run"), rule, dry_run=True)
         await service.stop()
     finally:
         await bus.close()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from types import MappingProxyType
 
 import pytest
 
 from dcnr.bus import subjects
-from dcnr.bus.api import failure, ok
+from dcnr.bus.api import arguments, failure, ok
 from dcnr.bus.codec import encode
 from dcnr.bus.memory import MemoryBroker
-from dcnr.bus.messages import Failed, StepMetrics
+from dcnr.bus.messages import Failed, StepMetrics, ValidationMetrics
 from dcnr.client.cluster import Cluster
 from dcnr.client.follow import AWAY, End
 from dcnr.errors import DcnrError, NotFound, UserError, WorldError
-from dcnr.ids import Epoch, NetworkId, PNodeId
+from dcnr.ids import Epoch, NetworkId, PNodeId, SessionId
 from tests.client.conftest import SMALL
 
 
@@ -40,6 +41,29 @@ async def test_the_life_of_a_session(cluster: Cluster) -> None:
     assert (await session.delete()).state == "deleted"
     with pytest.raises(NotFound, match="life"):
         await cluster.session("life")
+
+
+async def test_a_log_is_asked_for_until_nothing_more_is_known(broker: MemoryBroker) -> None:
+    """A part of an answer may have validations only: where few rows are asked for, there are many more of them."""
+    server, client = broker.connect(), broker.connect()
+    validations = [ValidationMetrics(SessionId("s"), step, 2.0, 7.4, 1.0, 8, False) for step in range(1, 10)]
+    row = StepMetrics(SessionId("s"), 6, 2.0, 0.1, 1.0, 1.0, False, 1.0, 1.0)
+
+    async def rows(data: bytes) -> bytes:
+        first = arguments(data)["first"]
+        page = [one for one in validations if one.step >= first][:2]
+        here = [row] if page and first <= row.step <= page[-1].step else []
+        return ok({"rows": [asdict(one) for one in here], "validations": [asdict(one) for one in page]})
+
+    async def show(data: bytes) -> bytes:
+        return ok({"session": "s", "state": "done"})
+
+    await server.serve("dcnr.api.session.rows", rows)
+    await server.serve("dcnr.api.session.show", show)
+    log = await (await Cluster(client).session("s")).log(last=9, every=6)
+    assert (log.rows, log.validations) == ([row], validations)
+    await client.close()
+    await server.close()
 
 
 async def test_a_reader_may_leave_and_come_back(cluster: Cluster) -> None:

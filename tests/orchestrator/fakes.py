@@ -26,6 +26,7 @@ from dcnr.bus.messages import (
     Save,
     Saved,
     SavedPart,
+    SaveFailed,
     StepDone,
     StepMessage,
     StepReport,
@@ -131,12 +132,14 @@ Told = CommandMessage | StepMessage
 class FakePNodes:
     """All PNodes at once: what one of them is told, and what they say to it.
 
-    `overflow` names steps that are not finite, `damaged` checkpoints that cannot be read; those that are `stuck` compute nothing.
+    `overflow` names steps that are not finite, `damaged` checkpoints that cannot be read, `unsaved` steps whose state storage refuses;
+    those that are `stuck` compute nothing.
     """
 
     def __init__(self, overflow: frozenset[int] = frozenset()) -> None:
         self.overflow = overflow
         self.damaged: set[str] = set()
+        self.unsaved: set[int] = set()
         self.stuck: set[PNodeId] = set()
         self.hosted: dict[tuple[SessionId, Epoch], Hosting] = {}
         self.hops: list[Hop] = []
@@ -186,7 +189,7 @@ class FakePNodes:
                 self._undeploy(pnode, message)
             case Save(step=step) if hosting and part:
                 if step not in part.saved and step == part.done:
-                    self._save(hosting, pnode, step)
+                    return [self._save(hosting, pnode, step)]
                 return [part.saved[step]] if step in part.saved else []
             case Decision() if hosting and part:
                 return self._decided(hosting, pnode, part, message)
@@ -325,8 +328,10 @@ class FakePNodes:
         did = (decision.loss, decision.skip)
         assert self.decided.setdefault(decision.step, did) == did, f"step {decision.step} was done in two ways"
 
-    def _save(self, hosting: Hosting, pnode: PNodeId, step: int) -> Saved:
+    def _save(self, hosting: Hosting, pnode: PNodeId, step: int) -> Saved | SaveFailed:
         held = hosting.parts[pnode]
+        if step in self.unsaved:
+            return SaveFailed(pnode, *hosting.key, step, "the disk is full")
         state = asdict(held.scaler) if hosting.deploy.decides else None
         held.saved[step] = Saved(pnode, *hosting.key, step, part(pnode, hosting.deploy.session, step), state)
         return held.saved[step]

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from dcnr.bus.memory import MemoryBroker
+from dcnr.bus.messages import StepMetrics, ValidationMetrics
 from dcnr.data.dataset import Dataset
 from dcnr.data.manifest import delete_dataset
 from dcnr.errors import AlreadyExists, NotFound, UserError
 from dcnr.ids import SessionId
+from dcnr.metrics.history import History, Validations
 from dcnr.storage.export import export_folder, import_folder, read_folder
 from dcnr.storage.file import FileStorage
 from dcnr.text.tokenizer import Tokenizer, add_tokenizer
@@ -208,7 +210,22 @@ async def test_the_validations_of_a_session_are_shown_and_one_that_cannot_be_is_
         assert [(row["step"], row["best"]) for row in rows] == [(4, True), (6, False)]
         assert (await one.ask("session.rows", session="s", first=5, last=6))["validations"] == rows[1:]
         assert (await one.ask("session.show", session="s"))["best"] == {"step": 4, "loss": rows[0]["loss"]}
+        assert (await one.ask("session.show", session="s"))["kept"] == 4
         assert len((await one.ask("session.rows", session="s", first=1, last=100))["rows"]) == 6
+
+
+async def test_a_log_in_pages_leaves_no_validation_out(one: User, data_dir: Path) -> None:
+    """A page ends where there are as many as fit of rows or of validations, and the next begins after it."""
+    await one.ask("session.create", **RUN, start=False)
+    name = SessionId("s")
+    History(data_dir).append([StepMetrics(name, step, 2.0, 0.1, 1.0, 1.0, False, 1.0, 1.0) for step in range(1, 1001)])
+    Validations(data_dir).append([ValidationMetrics(name, step, 2.0, 7.4, 1.0, 8, False) for step in range(2, 1001, 2)])
+    first = await one.ask("session.rows", session="s", first=1, last=1000, every=300)
+    assert [row["step"] for row in first["rows"]] == [300]
+    assert [row["step"] for row in first["validations"]] == list(range(2, 402, 2))
+    second = await one.ask("session.rows", session="s", first=401, last=1000)
+    assert [row["step"] for row in second["rows"]] == list(range(401, 601))
+    assert [row["step"] for row in second["validations"]] == list(range(402, 602, 2))
 
 
 async def test_a_running_session_is_divided_anew_when_asked(one: User, broker: MemoryBroker) -> None:

@@ -47,7 +47,7 @@ def asked(commands: list[Command]) -> list[tuple[str, int]]:
 
 
 def test_one_that_is_asked_for_is_repeated_until_it_is_there_or_storage_refuses_it() -> None:
-    """As if it were wanted, and given up as if it were not: training goes on without it, and why is told."""
+    """Training waits for it, and goes on without it when a part or the manifest is refused, and why is told."""
     one = checkpoints()
     assert asked(one.ask(4, SCALER, 0.0)) == [("a", 4), ("b", 4)]
     one.saved(saved(A, 4), 0.5)
@@ -58,9 +58,10 @@ def test_one_that_is_asked_for_is_repeated_until_it_is_there_or_storage_refuses_
     assert (one.asked, one.trouble, one.ask(4, SCALER, 4.0)) == (None, "", [])
     one.ask(6, SCALER, 5.0)
     one.failed(failed(A, 6))
-    assert (one.asked, one.left_over(7)) == (None, (6,))
-    assert "left out" in one.trouble
+    assert (one.asked, one.left_over(7)) == (None, ())
+    assert one.trouble == "PNode a could not save checkpoint 6, trying again until there is a newer one: the disk is full"
     one.ask(8, SCALER, 6.0)
+    assert one.left_over(8) == (6,)
     one.unwritten(8, "the disk is full", 7.0)
     assert one.asked is None
     assert one.deadline() == 9.0
@@ -68,6 +69,33 @@ def test_one_that_is_asked_for_is_repeated_until_it_is_there_or_storage_refuses_
     one.asked = 9
     with pytest.raises(InvariantError):
         one.validate()
+
+
+def test_training_waits_on_when_it_is_another_manifest_that_storage_refuses() -> None:
+    """One of an earlier step is tried again by itself."""
+    one = checkpoints()
+    one.expect(7, SCALER, 0.0)
+    one.ask(8, SCALER, 0.5)
+    one.unwritten(7, "the disk is full", 1.0)
+    assert one.asked == 8
+
+
+def test_the_best_one_is_asked_for_until_a_newer_one_begins() -> None:
+    """PNodes keep the copy that long, though training goes on."""
+    one = checkpoints()
+    one.ask(4, SCALER, 0.0)
+    for second in (2.0, 4.0):
+        one.failed(failed(B, 4))
+        assert one.asked is None
+        assert asked(one.repeat(second)) == [("a", 4), ("b", 4)]
+    one.saved(saved(A, 4), 4.5)
+    assert isinstance(one.saved(saved(B, 4), 4.5)[0], WriteManifest)
+    one.written(4)
+    one.ask(6, SCALER, 5.0)
+    one.failed(failed(A, 6))
+    one.expect(7, SCALER, 6.0)
+    assert (asked(one.repeat(9.0)), one.left_over(8)) == ([("a", 7), ("b", 7)], (6,))
+    one.validate()
 
 
 def test_the_manifest_comes_when_every_part_is_there_once() -> None:
@@ -186,7 +214,7 @@ def test_a_machine_that_contradicts_itself_is_found() -> None:
 
 
 def test_the_newest_checkpoints_stay_and_those_of_round_steps() -> None:
-    """The rest is removed, but never what a deployment is starting from, or the best validation"""
+    """The rest is removed, but never what a deployment is starting from, or the best validation."""
     known = [CheckpointRecord(step, str(step), SCALER) for step in (0, 5, 10, 15, 20, 25)]
     stay, gone = retained(known, Hyper(keep_last=2, keep_every=10), ())
     assert ([c.step for c in stay], gone) == ([0, 10, 20, 25], (5, 15))

@@ -9,12 +9,12 @@ import pytest
 from dcnr.bus.messages import Decision, Deploy, Deployed, Hosted, Save, Saved, SaveFailed, StepDone, StepReport
 from dcnr.errors import InvariantError
 from dcnr.ids import PNodeId
-from dcnr.orchestrator.commands import Command, Publish, SendHop, WriteManifest
+from dcnr.orchestrator.commands import Command, Publish, ReadBatch, SendHop, WriteManifest
 from dcnr.orchestrator.deployment import Begun, Deployment, Settled
 from dcnr.orchestrator.events import BatchRead, ManifestFailed, ManifestWritten, Standing, Tick
 from dcnr.orchestrator.failover import Found
 from dcnr.orchestrator.layout import deploy_of, plan_of, scaler_at
-from dcnr.orchestrator.state import CheckpointRecord, SessionRecord
+from dcnr.orchestrator.state import CheckpointRecord, SessionRecord, ValidationRecord
 from dcnr.orchestrator.watchdog import GiveUp
 from tests.orchestrator.fakes import SESSION, graph, info, part, record
 from tests.orchestrator.story import FIRST, TWO, A, B, tokens
@@ -174,6 +174,7 @@ def test_an_adopted_deployment_goes_on_where_it_was() -> None:
     one = deployment(at_five())
     commands = one.adopt(Found(TWO, last, 4), 2.0)
     assert (one.trains, one.trainer.done, kinds(commands)) == (True, 6, [Decision])
+    assert one.validation.first_attempt == 4
     assert one.checkpoints.deadline() == 4.0, "the checkpoint that the decision asked for is waited for"
     fresh = deployment(at_five())
     assert kinds(fresh.adopt(Found(TWO, None, 4), 2.0)) == [Deploy, Deploy]
@@ -181,6 +182,33 @@ def test_an_adopted_deployment_goes_on_where_it_was() -> None:
     assert taken(fresh) == Begun()
     fed = fresh.handle(BatchRead(SESSION, FIRST, 6, tokens(7, 6, 4, 4)), 3.0)
     assert {c.hop.attempt for c in fed if isinstance(c, SendHop)} == {4}
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_run_that_has_ended_early_is_adopted_as_such(alone: bool) -> None:
+    """Its end was written down, its last checkpoint not yet: no step after it is fed."""
+    fields = {"validate_every": 2, "patience": 1, "checkpoint_every": 0}
+    one = deployment(replace(record(20, **fields), validation=ValidationRecord(8, 6, 1.0)), alone=alone)
+    last = Decision(SESSION, FIRST, 8, False, 0.1, 1.0, 1.0, 2.5, 1.0, 1.0, SCALER)
+    commands = one.adopt(Found(TWO, last, 4), 2.0)
+    assert one.ends_early
+    assert max((c.step for c in commands if isinstance(c, ReadBatch)), default=8) == 8
+    if alone:
+        for step in (6, 7, 8):
+            commands = one.handle(StepDone(A, SESSION, FIRST, step, 1.0, 1.0, False, 0.1, 1.0, SCALER), 3.0)
+    assert {c.message for c in commands if isinstance(c, Publish) and isinstance(c.message, Save)} == {Save(SESSION, FIRST, 8)}
+    one.handle(written(8), 4.0)
+    assert taken(one) == Settled()
+
+
+def test_a_pnode_that_decides_alone_and_went_on_before_it_was_validated_ends_the_deployment() -> None:
+    """An earlier leader fed it, and what came of the validation is not known."""
+    one = deployment(record(20, validate_every=2, checkpoint_every=0), alone=True)
+    last = Decision(SESSION, FIRST, 2, False, 0.1, 1.0, 1.0, 2.5, 1.0, 1.0, SCALER)
+    one.adopt(Found((info("a"),), last, 4), 2.0)
+    assert taken(one) is None
+    one.handle(StepDone(A, SESSION, FIRST, 3, 1.0, 1.0, False, 0.1, 1.0, SCALER), 3.0)
+    assert taken(one) == GiveUp("a PNode went on to step 3 before step 2 was validated")
 
 
 def test_a_step_that_was_done_before_everyone_is_deployed_again_waits() -> None:

@@ -143,13 +143,13 @@ def test_a_pnode_that_hangs_is_done_without_until_it_gets_on() -> None:
     at = stage.now
     stage.until(lambda: PNodeId("b") not in stage.session.hosts)
     assert 40.0 < stage.now - at < 50.0
-    assert stage.session.avoided.keys() == {"b"}
+    assert stage.session.doubts.avoided.keys() == {"b"}
     stage.until(lambda: stage.state is S.RUNNING)
     assert sorted(stage.session.hosts) == ["a", "c"]
     assert not [c for c in stage.sent(Undeploy) if c.subject == "dcnr.pnode.b.cmd" and c.message.epoch == stage.session.record.epoch - 1]
     stage.pnodes.stuck.clear()
     stage.until(lambda: stage.state is S.RUNNING and len(stage.session.hosts) == 3)
-    assert not stage.session.avoided
+    assert not stage.session.doubts.avoided
 
 
 def test_a_pnode_that_forgets_the_session_is_found() -> None:

@@ -93,7 +93,7 @@ def test_trouble_of_the_world_is_gone_back_from_three_times() -> None:
     assert story.session.hosts == {A}
     story.lose = lambda event: isinstance(event, BatchRead) and event.step > 3
     story.tell(BatchRead(SESSION, story.session.record.epoch, 3, tokens(7, 3, 4, 4)))
-    assert (story.session.step, story.session.setbacks) == (3, 0)
+    assert (story.session.step, story.session.doubts.setbacks) == (3, 0)
     for _ in range(3):
         fail()
         story.tell(Offered(TWO))

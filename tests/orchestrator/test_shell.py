@@ -188,7 +188,7 @@ async def leading(bus: Bus, folder: Path, clock: ManualClock) -> AsyncIterator[T
     lease = Lease(await bus.kv(BUCKET), "one", clock)
     await lease.acquire()
     transport = HopTransport(bus, PNodeId("one"), "elsewhere", lambda _hop, _payload: None)
-    outside = Outside(bus, transport, FileStorage(folder), folder, PNodeId("one"), clock)
+    outside = Outside(bus, transport, FileStorage(folder), folder, PNodeId("one"), clock, asyncio.Queue())
     cluster = Cluster(Records(), {}, Settings(outside.me, outside.storage.url), clock.now())
     async with asyncio.TaskGroup() as group:
         yield Term(outside, cluster, await Store.open(bus, lease.term), lease, group)

@@ -13,6 +13,7 @@ from dcnr.orchestrator.state import (
     PNodeRecord,
     PNodeState,
     SessionState,
+    ValidationRecord,
     key_of,
 )
 from tests.orchestrator.fakes import SESSION, info, record
@@ -38,3 +39,27 @@ def test_every_record_is_kept_under_the_name_of_its_thing() -> None:
     assert key_of(NetworkRecord(NetworkId("small"), "", "", 1, 1)) == "small"
     assert key_of(record()) == key_of(AssignmentRecord(SESSION, Epoch(1), {})) == "s"
     assert key_of(PNodeRecord(info("a"), PNodeState.ALIVE)) == PNodeId("a")
+
+
+def test_the_checkpoint_of_the_best_validation_is_kept_until_there_is_one_of_a_better() -> None:
+    """Where there is none of the newest best, that of the one before stays; what was removed is kept no more."""
+    two, four, six = (CheckpointRecord(step, f"k{step}", {}) for step in (2, 4, 6))
+    best = replace(record(), validation=ValidationRecord(2, 2, 3.0)).with_checkpoints((two, four))
+    assert best.kept == 2
+    better = best.with_validation(ValidationRecord(6, 6, 2.0))
+    assert better.kept == 2
+    assert better.with_checkpoints((two, four, six)).kept == 6
+    assert better.with_checkpoints((four,)).kept is None
+    assert better.with_validation(None).kept == 2
+
+
+def test_a_best_validation_without_a_checkpoint_is_owed_where_pnodes_still_stand_at_it() -> None:
+    """Anywhere else it could not be done."""
+    known = ValidationRecord(4, 4, 1.0)
+    at = replace(record(), validation=known)
+    assert at.standing_at(4).validation == replace(known, upto=3)
+    assert at.standing_at(5) == at
+    assert (later := at.with_validation(replace(known, upto=6))).standing_at(4) == later
+    kept = at.with_checkpoints((CheckpointRecord(4, "k4", {}),))
+    assert kept.standing_at(4) == kept
+    assert record().standing_at(4) == record()

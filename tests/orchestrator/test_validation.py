@@ -11,13 +11,22 @@ import pytest
 from dcnr.bus.messages import EvalLoss, Save, SaveFailed, ValidationMetrics
 from dcnr.errors import InvariantError
 from dcnr.ids import NodeId, PNodeId
-from dcnr.optim.hyper import Hyper
 from dcnr.orchestrator.commands import Command, Measured, Publish, ReadWindows, SendHop
-from dcnr.orchestrator.events import BatchFailed, ManifestFailed, ManifestWritten, Offered, SessionEvent, StartSession, WindowsRead
+from dcnr.orchestrator.events import (
+    BatchFailed,
+    BatchRead,
+    Lost,
+    ManifestFailed,
+    ManifestWritten,
+    Offered,
+    SessionEvent,
+    StartSession,
+    WindowsRead,
+)
 from dcnr.orchestrator.layout import plan_of
 from dcnr.orchestrator.state import SessionRecord, ValidationRecord
 from dcnr.orchestrator.validation import Run, Validation, complete, mean_loss, perplexity
-from tests.orchestrator.fakes import BEST, SESSION, eval_loss, graph, record
+from tests.orchestrator.fakes import BEST, SESSION, eval_loss, graph, info, record
 from tests.orchestrator.stage import Stage
 from tests.orchestrator.story import FIRST, ONE, START, SUSPEND, THREE, TWO, WINDOWS, A, B, PNodes, S, Story, trained, windows
 
@@ -111,6 +120,14 @@ def test_what_is_in_flight_is_fed_again_as_the_next_attempt() -> None:
     one.heard(answer(first))
     assert finish(one, again[1:]) == expected
     assert one.again() == []
+
+
+def test_a_leader_that_takes_over_feeds_with_an_attempt_that_nobody_has_heard_of() -> None:
+    """An earlier one may have fed this validation too; what is in flight is fed again as the next after it."""
+    one = machine()
+    one.first_attempt = 5
+    assert {hop.hop.attempt for hop in read(one, one.begin(2))} == {5}
+    assert {hop.hop.attempt for hop in read(one, one.again())} == {6}
 
 
 def test_a_number_of_batches_is_the_start_of_the_split() -> None:
@@ -234,6 +251,47 @@ def test_a_suspended_session_is_validated_when_it_goes_on() -> None:
     assert (story.state, list(validations(story))) == (S.DONE, [2, 4, 6])
 
 
+@pytest.mark.parametrize("at", range(1, 8))
+def test_a_run_that_is_suspended_now_and_then_ends_where_an_undisturbed_one_does(at: int) -> None:
+    """Only one that had ended has new patience."""
+    story = Story(record(steps=30, patience=2, **EVERY))
+    story.lose = lambda event: isinstance(event, BatchRead) and event.step > at
+    story.tell(START, Offered(TWO))
+    story.tell(SUSPEND)
+    assert (story.state, story.session.record.step) == (S.SUSPENDED, at)
+    story.lose = lambda _event: False
+    story.tell(StartSession(3, SESSION, graph(), story.session.record.newest), Offered(TWO))
+    assert (story.state, story.kept[-1], list(validations(story))) == (S.DONE, 8, [2, 4, 6, 8])
+
+
+def test_a_session_at_its_last_step_goes_on_if_that_is_not_validated_yet() -> None:
+    """Its PNode went while that was under way, and who suspends does not wait. Then nothing is left to do, whatever is asked for."""
+    story = Story(record(steps=2, validate_every=2, checkpoint_every=2))
+    story.lose = lambda event: isinstance(event, EvalLoss)
+    story.tell(START, Offered(ONE))
+    story.tell(SUSPEND, Lost(A, "killed"))
+    assert (story.state, story.session.record.step, validations(story)) == (S.SUSPENDED, 2, {})
+    story.lose = lambda _event: False
+    again = StartSession(3, SESSION, graph(), story.session.record.newest)
+    assert story.session.objection(replace(again, steps=1)) == "session 's' has done step 2 of 1; ask for more steps"
+    assert story.session.objection(again) is None
+    story.tell(again, Offered((info("b"),)))
+    assert (story.state, list(validations(story)), story.kept) == (S.DONE, [2], [0, 2])
+    assert story.session.record.kept == 2
+    assert story.session.objection(again) == "session 's' has done step 2 of 2; ask for more steps"
+
+
+def test_a_session_says_that_it_validates() -> None:
+    """No step is done meanwhile, so whoever asks why is told."""
+    story = Story(record(steps=6, **EVERY))
+    story.lose = lambda event: isinstance(event, EvalLoss)
+    story.tell(START, Offered(TWO))
+    assert (story.state, story.session.reason) == (S.RUNNING, "validates step 2")
+    story.lose = lambda event: isinstance(event, BatchRead) and event.step > 3
+    story.wait(5.0)
+    assert (story.session.step, story.session.reason) == (3, "")
+
+
 def test_the_last_validation_is_waited_for_by_who_suspends() -> None:
     """There is nothing to go on with."""
     story = Story(record(steps=2, **EVERY))
@@ -285,7 +343,7 @@ def test_a_split_that_cannot_be_read_fails_the_session_in_words() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_losses_deaths_and_new_leaders_change_no_validation(seed: int) -> None:
-    """One step in four is validated while a PNode dies, the leader changes and messages are lost."""
+    """Every second step is validated while a PNode dies, the leader changes and messages are lost."""
     hyper = EVERY | {"checkpoint_every": 3}
     calm = Stage(record(steps=8, **hyper), "ab")
     calm.until(lambda: calm.state is S.DONE)
@@ -306,12 +364,62 @@ def test_losses_deaths_and_new_leaders_change_no_validation(seed: int) -> None:
     assert BEST in [checkpoint.step for checkpoint in known.checkpoints]
 
 
+@pytest.mark.parametrize("pnodes", ["a", "ab"])
+def test_a_new_leader_goes_on_though_storage_refused_the_best_checkpoint(pnodes: str) -> None:
+    """PNodes have gone on: no step is done twice, and nothing is deployed anew."""
+    stage = Stage(record(steps=12, **EVERY), pnodes)
+    stage.pnodes.unsaved.add(BEST)
+    stage.until(lambda: stage.session.step > BEST)
+    epoch = stage.session.record.epoch
+    stage.lead()
+    stage.until(lambda: stage.state is S.DONE)
+    assert stage.session.record.epoch == epoch
+    assert set(stage.pnodes.times.values()) == {1}
+
+
+def test_the_old_best_checkpoint_stays_until_there_is_one_of_the_new() -> None:
+    """If storage refuses that, the old one is what there is."""
+    stage = Stage(record(steps=12, keep_last=1, **EVERY), "ab")
+    stage.pnodes.unsaved.add(BEST)
+    stage.until(lambda: stage.state is S.DONE)
+    shown = stage.session.record
+    assert ([checkpoint.step for checkpoint in shown.checkpoints], shown.kept, sorted(stage.storage)) == ([2, 12], 2, [2, 12])
+    assert shown.validation is not None
+    assert shown.validation.best_step == BEST
+
+
+@pytest.mark.parametrize("pnodes", ["a", "ab"])
+def test_a_best_validation_whose_checkpoint_the_leader_did_not_live_to_see_is_done_again(pnodes: str) -> None:
+    """Where everyone still stands at its step: so it is asked for again."""
+    stage = Stage(record(steps=12, **EVERY), pnodes)
+    stage.until(lambda: BEST in stage.validations)
+    assert BEST not in stage.storage
+    epoch = stage.session.record.epoch
+    stage.lead()
+    stage.until(lambda: stage.state is S.DONE)
+    assert (stage.session.record.epoch, BEST in stage.storage) == (epoch, True)
+
+
+@pytest.mark.parametrize("pnodes", ["a", "ab"])
+def test_pnodes_that_went_on_after_a_validation_that_nobody_wrote_down_go_back_at_once(pnodes: str) -> None:
+    """They cannot validate a step that they have left."""
+    stage = Stage(record(steps=12, **EVERY), pnodes)
+    stage.until(lambda: stage.session.step == BEST - 1)
+    before = stage.session.record
+    stage.until(lambda: (PNodeId("a"), BEST + 1) in stage.pnodes.times)
+    stage.records[SessionRecord, SESSION] = before
+    stage.lead()
+    at = stage.now
+    stage.until(lambda: stage.session.record.epoch > before.epoch)
+    assert stage.now - at < 5.0
+    stage.until(lambda: stage.state is S.DONE)
+    assert list(stage.validations) == [2, 4, 6, 8, 10, 12]
+
+
 def test_a_resume_from_before_the_best_knows_no_best() -> None:
     """It may become another run; what was known of it before stays."""
     known = ValidationRecord(8, 4, 1.0)
-    assert known.resumed(3) is None
-    assert known.resumed(6) == ValidationRecord(6, 4, 1.0, counted_from=6)
+    assert known.resumed(3, ended=True) is None
+    assert known.resumed(6, ended=True) == ValidationRecord(6, 4, 1.0, counted_from=6)
+    assert known.resumed(6, ended=False) == ValidationRecord(6, 4, 1.0)
     assert known.back_to(9) == known
-    assert known.with_best_in(()) == known
-    assert replace(known, upto=4).with_best_in(()) == ValidationRecord(3, 4, 1.0)
-    assert Hyper(validate_every=3).next_validation(3, 8) == 6

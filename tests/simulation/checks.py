@@ -38,7 +38,7 @@ def check_end(world: World) -> Outcome:
     record = world.record
     if record is None or record.state is not SessionState.DONE:
         raise Broken(f"the session is {world.where}")
-    expected = reference(world.plan.variant, world.plan.steps)
+    expected = reference(world.plan.variant, world.plan.last)
     _check_tensors(world, expected)
     _check_rows([row for row in world.rows if isinstance(row, StepMetrics)], expected)
     _check_validations(world, record, expected)
@@ -50,7 +50,7 @@ def check_end(world: World) -> Outcome:
 
 def _check_tensors(world: World, expected: Reference) -> None:
     manifest = world.now(read_manifest(world.disk, SESSION))
-    if manifest.step != world.plan.steps:
+    if manifest.step != world.plan.last:
         raise Broken(f"the last checkpoint is of step {manifest.step}")
     found = world.now(read_tensors(world.disk, manifest, manifest.tensors))
     if found.keys() != expected.tensors.keys():
@@ -72,9 +72,11 @@ def _check_rows(rows: Sequence[StepMetrics], expected: Reference) -> None:
 
 
 def _check_validations(world: World, record: SessionRecord, expected: Reference) -> None:
-    """However often a step was validated, and wherever: it had that one loss. The best one is known, and its checkpoint is there."""
-    hyper, last = Hyper.model_validate(world.plan.hyper), world.plan.steps
-    validated = {step: loss for step, loss in enumerate(expected.validations, 1) if hyper.validates(step, last)}
+    """However often a step was validated, and wherever: it had that one loss. The best one is known, and its checkpoint is there, or that
+    of one that was the best before it, if storage refused anything.
+    """
+    hyper, last = Hyper.model_validate(world.plan.hyper), world.plan.last
+    validated = {step: loss for step, loss in enumerate(expected.validations, 1) if hyper.validates(step, world.plan.steps)}
     rows = [row for row in world.rows if isinstance(row, ValidationMetrics)]
     for row in rows:
         if row.loss != validated.get(row.step):
@@ -86,5 +88,8 @@ def _check_validations(world: World, record: SessionRecord, expected: Reference)
     best, known = min(validated, key=lambda step: (validated[step], step)), record.validation
     if known is None or (known.upto, known.best_step, known.best_loss) != (last, best, validated[best]):
         raise Broken(f"the best validation is that of step {best}, not {known}")
-    if best not in {checkpoint.step for checkpoint in record.checkpoints}:
-        raise Broken(f"the checkpoint of step {best}, which validated best, is not there")
+    before = {step for step in validated if all(validated[step] < validated[other] for other in validated if other < step)}
+    if record.kept != best and not (world.disk.refused and record.kept in before | {None}):
+        raise Broken(f"the checkpoint of step {record.kept} is kept, not that of {best}, which validated best")
+    if record.kept is not None and record.kept not in {checkpoint.step for checkpoint in record.checkpoints}:
+        raise Broken(f"the checkpoint of step {record.kept}, which is to be kept, is not there")

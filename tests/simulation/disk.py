@@ -24,10 +24,13 @@ class Disk:
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
         self.full = False
+        self.refused = 0
+        """How often it was full."""
 
     async def put(self, key: str, *data: Any) -> None:
         """Write a blob, if there is room."""
         if self.full:
+            self.refused += 1
             raise WorldError(f"{self.url}/{key}: no space left on device", "make room")
         self.blobs[key] = b"".join(bytes(one) for one in data)
 

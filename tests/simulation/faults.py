@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
+from dcnr.optim.hyper import Hyper
 from tests.simulation.net import Noise
-from tests.simulation.networks import VARIANTS, HyperFields, Variant, bytes_of
+from tests.simulation.networks import VARIANTS, HyperFields, Variant, bytes_of, ends_after
 
 AGENT_PHASES = {
     "deploying": 6, "installing": 4, "feeding": 20, "forward": 20, "backward": 20, "folding": 10, "reporting": 12, "applying": 10,
@@ -77,18 +78,24 @@ class Plan:
     doomed: tuple[tuple[str, int], ...] = ()
     faults: tuple[Fault, ...] = ()
     quiet: float = 0.0
+    patience: int = 0
 
     @property
     def hyper(self) -> HyperFields:
         """Of the session."""
         fields = {"checkpoint_every": self.checkpoint_every, "keep_last": self.keep_last, "validate_every": self.validate_every}
-        return self.variant.fields | fields
+        return self.variant.fields | fields | {"patience": self.patience}
+
+    @property
+    def last(self) -> int:
+        """The step after which it ends."""
+        return ends_after(self.variant, Hyper.model_validate(self.hyper), self.steps)
 
     def __str__(self) -> str:
         every = "by time" if self.checkpoint_every is None else self.checkpoint_every
         lines = [
             f"seed {self.seed}, {self.style}: {self.variant.name}, {self.steps} steps, checkpoints {every} ({self.keep_last} kept), "
-            f"validated every {self.validate_every}, "
+            f"validated every {self.validate_every} with patience {self.patience}, "
             f"{self.agents} agents of {self.memory} bytes, {self.pnodes or 'all'} used, {self.standbys} standbys, "
             f"jobs of {self.pace[0] * 1e3:g} to {self.pace[1] * 1e3:g} ms, agents start within {self.joins:.1f} s, "
             f"news of disconnects: {self.tells}, quiet at {self.quiet:.1f} s",
@@ -133,6 +140,7 @@ def draw(seed: int) -> Plan:
         doomed=doomed,
         faults=faults,
         quiet=max([span * 2, *ends]) if style != "calm" else 0.0,
+        patience=rng.choice((0, 0, 1, 2)),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -148,6 +149,19 @@ def _validation(execution: Execution, segment: int, step: int, rows: int) -> flo
         ((_, loss),) = execution.evaluate(evaluate)().losses
         total, counted = total + loss * batch.counted, counted + batch.counted
     return total / counted
+
+
+def ends_after(variant: Variant, hyper: Hyper, steps: int) -> int:
+    """The last step of a run of `steps`: an earlier one, where so many validations in a row as its patience had no smaller loss."""
+    if not hyper.patience:
+        return steps
+    best, without = math.inf, 0
+    for step, loss in enumerate(reference(variant, steps).validations, 1):
+        if hyper.validates(step, steps):
+            best, without = min(best, loss), 0 if loss < best else without + 1
+            if without >= hyper.patience:
+                return step
+    return steps
 
 
 @cache

@@ -314,7 +314,7 @@ class World:
     def _rot(self) -> None:
         """The disk damages a part of the newest checkpoint, once, and only where an older one stays to go back to."""
         manifests = sorted(key for key in self.disk.blobs if key.endswith("manifest.json"))
-        result = f"{self.plan.steps:010d}"
+        result = f"{self.plan.last:010d}"
         if self.plan.keep_last > 1 and len(manifests) > 1 and result not in manifests[-1] and not self.seen["rotten"]:
             self.seen["rotten"] += 1
             folder = manifests[-1].rpartition("/")[0]
