@@ -1,5 +1,6 @@
-"""`dcnr checkpoint`: list, verify, prune, export and import checkpoints, by default those of the data directory. Nothing needs to run, but
-for `import`: it writes to the storage that the orchestrator says it uses, and then has the orchestrator take what is there as a session.
+"""`dcnr checkpoint`: list, verify, prune, export and import checkpoints, and see what their networks give, by default those of the data
+directory. Nothing needs to run, but for `import`: it writes to the storage that the orchestrator says it uses, and then has that take what
+is there as a session.
 
 `prune` never touches the newest checkpoint that verifies, nor that of the best validation, nor one that a running session could go back to:
 it asks the orchestrator, if one answers, which these are.
@@ -37,8 +38,10 @@ from dcnr.storage.checkpoint import (
     step_of,
     verify_checkpoint,
 )
+from dcnr.storage.file import write_file
 
 if TYPE_CHECKING:
+    from dcnr.data.split import Split
     from dcnr.storage.export import Folder
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -46,7 +49,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group(cls=Group)
 def checkpoint() -> None:
-    """List, verify, prune, export and import checkpoints."""
+    """List, verify, prune, export and import checkpoints, and see what they give."""
 
 
 def storage_options(command: F) -> F:
@@ -170,6 +173,39 @@ def export(source: str, folder: Path, storage: str | None, data_dir: Path, as_js
         click.echo(f"without {TOKENIZER}: {missing}", err=True)
     fields = {"session": session, "step": description.step, "network": description.network}
     show_record({"folder": str(folder), **fields, "files": [*description.files, DESCRIPTION]}, as_json)
+
+
+@checkpoint.command(
+    epilog=example("dcnr checkpoint outputs run1 out.safetensors", "dcnr checkpoint outputs run1@400 out.safetensors --rows 8")
+)
+@click.argument("source", metavar="SESSION[@STEP]")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--name", "names", multiple=True, help="An output that the network file declares; may be repeated (default: all of them).")
+@click.option("--split", type=click.Choice(["train", "validation"]), default="validation", show_default=True, help="Of its dataset.")
+@click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="The window to begin with.")
+@click.option("--rows", type=click.IntRange(1), default=1, show_default=True, help="How many windows.")
+@click.option("--backend", type=click.Choice(["numpy", "cpu", "cupy"]), default="cpu", show_default=True, help="What computes them.")
+@storage_options
+@json_option
+def outputs(
+    source: str, file: Path, names: tuple[str, ...], split: Split, first: int, rows: int, backend: str, storage: str | None,
+    data_dir: Path, as_json: bool,
+) -> None:  # fmt: skip
+    """Compute the declared outputs of a checkpoint, by default the newest, over windows of its dataset, and write them into FILE.
+
+    That is done here, in one process, without dropout. FILE is a safetensors file with an array for each output, float32, rows first, and
+    the windows as `ids`. Behind the end of the split these are -1, and what the network makes of them means nothing.
+    """
+    from safetensors.numpy import save
+
+    from dcnr.cli.shown import Windows, outputs_of  # networks and backends are loaded for it
+
+    session, step = session_and_step(source)
+    where = chosen(storage, data_dir), data_dir
+    found = run(outputs_of(where, (session, step), names, Windows(split, first, rows), backend))
+    write_file(file.absolute(), save(found))
+    shapes = {name: list(array.shape) for name, array in found.items()}
+    show_record({"file": str(file), "session": session, "shapes": shapes}, as_json)
 
 
 @checkpoint.command("import", epilog=example("dcnr checkpoint import run1-model --session mine", "dcnr session resume mine --steps 2000"))

@@ -27,7 +27,7 @@ COMMANDS = {
     "session": ("dcnr.cli.session:session", "List, watch, suspend, resume, divide anew and delete training runs."),
     "pnode": ("dcnr.cli.pnode:pnode", "List and drain the processes that host VNodes."),
     "metrics": ("dcnr.cli.metrics:metrics", "Follow live metrics."),
-    "checkpoint": ("dcnr.cli.checkpoint:checkpoint", "List, verify, prune, export and import checkpoints."),
+    "checkpoint": ("dcnr.cli.checkpoint:checkpoint", "List, verify, prune, export and import checkpoints, and see what they give."),
     "chaos": ("dcnr.cli.chaos:chaos", "Break parts of a running cluster, and watch it recover."),
     "doctor": ("dcnr.cli.doctor:doctor", "Say what works here, and what to do about what does not."),
 }

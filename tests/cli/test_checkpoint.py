@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import safetensors.numpy
 from click.testing import CliRunner, Result
+from safetensors.numpy import load_file
 
 from dcnr.bus import api, subjects
 from dcnr.bus.messages import ValidationMetrics
@@ -21,6 +22,7 @@ from dcnr.metrics.history import Validations
 from dcnr.optim.hyper import Hyper
 from dcnr.storage.file import FileStorage
 from tests.cli.conftest import TINY, Cluster
+from tests.orchestrator.running import make_data
 from tests.storage.exports import SMALL, save_network, weights_of
 from tests.storage.test_checkpoint import save
 
@@ -302,7 +304,21 @@ async def test_prune_spares_what_the_session_needs(
     assert set(removal.steps) == {0, 5, 10, 20}.difference(kept)
 
 
-@pytest.mark.parametrize("command", ["list", "verify", "prune", "export", "import"])
+def test_outputs_are_written_for_other_tools(folder: Path) -> None:
+    """As safetensors, whole or not at all; what cannot be is told."""
+    data = folder / "data"
+    make_data(data)
+    asyncio.run(save_network(FileStorage(data), SessionId("small"), SMALL + "outputs: [{name: logits, node_id: head}]", dataset="text"))
+    out = folder / "out.safetensors"
+    shown = json.loads(dcnr(folder, "outputs", "small@5", str(out), "--rows", "2", "--json").stdout)
+    assert shown["shapes"] == {"ids": [2, 6], "logits": [2, 6, 8]}
+    assert {name: list(array.shape) for name, array in load_file(out).items()} == shown["shapes"]
+    assert "logits" in dcnr(folder, "outputs", "small", str(out)).stdout
+    refused = dcnr(folder, "outputs", "small", str(out / "below"))
+    assert (refused.exit_code, "out.safetensors" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["list", "verify", "prune", "export", "import", "outputs"])
 def test_help_shows_an_example(folder: Path, command: str) -> None:
     """Of every command."""
     assert f"Example:\n    dcnr checkpoint {command}" in dcnr(folder, command, "--help").output
