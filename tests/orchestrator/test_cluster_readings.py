@@ -10,7 +10,7 @@ from dcnr.bus.messages import Deploy, Deployed, Failed, Heartbeat, Hosted, Refus
 from dcnr.ids import Epoch, PNodeId
 from dcnr.orchestrator.cluster import Cluster
 from dcnr.orchestrator.commands import Command, Prune, Publish
-from dcnr.orchestrator.events import CreateSession, Echoed, Heard, ManifestWritten, Reported, StopGenerating, Tick
+from dcnr.orchestrator.events import CreateSession, DrainPNode, Echoed, Heard, ManifestWritten, Reported, StopGenerating, Tick
 from dcnr.orchestrator.reading import IDLE
 from dcnr.orchestrator.state import CheckpointRecord, PNodeRecord, PNodeState, Records
 from tests.orchestrator.fakes import SESSION, graph, info, record
@@ -91,6 +91,14 @@ def test_what_goes_back_is_offered_the_fleet_at_once_unless_it_was_refused(clust
     assert told(cluster.handle(Reported(failed), 0.0), Deploy) == [2]
     assert told(cluster.handle(Reported(Refused(PNodeId("a"), READING, Epoch(2), "no", False)), 0.0), Deploy) == []
     assert told(pass_time(cluster, 0.0, 5.5), Deploy) == [3]
+
+
+def test_what_moves_away_from_a_pnode_that_is_drained_goes_elsewhere_at_once(cluster: Cluster) -> None:
+    """Text does not stop until the next offer."""
+    cluster.handle(Heard(Heartbeat(info("b", memory=1 << 20), ())), 0.0)
+    assert told(cluster.handle(ask(), 0.0), Deploy) == [1]
+    commands = cluster.handle(DrainPNode(2, PNodeId("a")), 0.1)
+    assert [c.subject for c in commands if isinstance(c, Publish) and isinstance(c.message, Deploy)] == ["dcnr.pnode.b.cmd"]
 
 
 def test_a_new_leader_reads_nothing_before_it_knows_who_is_there() -> None:
