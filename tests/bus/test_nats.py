@@ -311,6 +311,14 @@ async def test_refused_credentials_and_bad_addresses_are_errors_however_patient(
         await bus.close()
 
 
+async def _answer(bus: Bus) -> bytes:
+    """Of "echo": the library may lose the new connection once more before it stands, and who asks just then is told so."""
+    while True:
+        with suppress(WorldError):
+            return await bus.request("echo", b"x", 5)
+        await asyncio.sleep(0.01)
+
+
 async def test_a_server_that_dies_five_times_in_a_row_under_traffic(own_server: NatsServer, tmp_path: Path) -> None:
     """Each time subscriptions and requests come back by themselves, and what is heard is a part of what was said, in order."""
     bus, other, got = await connect(own_server.url, "one"), await connect(own_server.url, "two"), list[int]()
@@ -340,7 +348,7 @@ async def test_a_server_that_dies_five_times_in_a_row_under_traffic(own_server: 
         server = await _restarted(server, tmp_path / "own")
         mark = number
         await until(lambda mark=mark: bool(got) and got[-1] > mark)  # type: ignore[misc]
-        assert await bus.request("echo", b"x", 5) == b"x"
+        assert await asyncio.wait_for(_answer(bus), 20) == b"x"
     talking.cancel()
     assert got == sorted(set(got))
     for one in (bus, other):
