@@ -6,9 +6,11 @@
 
 The settings are those published with nanoGPT (`config/train_shakespeare_char.py`, and its CPU variant in the README): by character, the
 last tenth of the text for validation, every `EVERY` steps. DCNR is used as anybody would: orchestrator, NATS and one agent; its
-validation reads the whole split; `--batches 20` reads as much as the published figure of the CPU, which is an estimate from 20 random
-batches (for one PyTorch model, 200 such estimates had a standard deviation of 0.014). `--reference` is a script that trains the same in PyTorch and prints one JSON line with `ms`, `wall_s`
-and `best_val`; it runs after DCNR on the same machine, as it is and with `--compile`, each with and without validation.
+validation reads the whole split. `--batches 20` reads as much as was read for the published figure of the CPU, an estimate from 20 random
+batches (of one PyTorch model 200 such estimates had a standard deviation of 0.014).
+
+`--reference` is a script that trains the same in PyTorch and prints one JSON line with `ms`, `wall_s` and `best_val`; it runs after DCNR on
+the same machine, as it is and with `--compile`, each with and without validation.
 """
 
 from __future__ import annotations
