@@ -49,7 +49,9 @@ class Forward:
         params = read_only(self._backend, self._plan.graph, self._plan.nodes, saved)
         for routes in self._plan.routes.segments:
             program = Program(self._plan.graph, routes, self._plan.nodes)
-            self._segments[routes.index] = _Segment(program, [self._env(node, params[node]) for node in routes.nodes])
+            precisions = [self._plan.graph.by_id[node].activation_precision for node in routes.nodes]
+            envs = [Env.reading(self._backend, params[node], each) for node, each in zip(routes.nodes, precisions, strict=True)]
+            self._segments[routes.index] = _Segment(program, envs)
 
     def read(self, job: Read) -> Later[tuple[Handoff, ...]]:
         """One piece goes through one segment: its external outputs."""
@@ -61,21 +63,6 @@ class Forward:
         inputs = [self._on_device(tensor) if entry.from_host else tensor for tensor, entry in entries]
         outputs, _ = program.evaluate(envs, inputs)
         return self._handed(program, outputs)
-
-    def _env(self, node: NodeId, params: Mapping[str, Array]) -> Env:
-        return Env(
-            backend=self._backend,
-            params=params,
-            grads={},
-            accumulate=False,
-            activation=self._plan.graph.by_id[node].activation_precision,
-            seed=0,
-            step=0,
-            first_row=0,
-            training=False,
-            weight=0.0,
-            loss_scale=1.0,
-        )
 
     def _cache(self, slot: int, node: NodeId) -> Array | None:
         """Every row is written before it is read."""

@@ -53,7 +53,8 @@ class Outputs:
         there: dict[Port, Array] = {}
         for node in self._graph.nodes:
             inputs = tuple(self._input(node, slot, there, ids_BT) for slot in range(len(node.inputs)))
-            outputs, _ = self._nodes[node.id].forward(self._env(node), inputs)
+            env = Env.reading(self._backend, self._params[node.id], node.activation_precision)
+            outputs, _ = self._nodes[node.id].forward(env, inputs)
             there |= {Port(node.id, slot): output for slot, output in enumerate(outputs)}
             for port in self._done[node.id]:
                 del there[port]
@@ -68,21 +69,6 @@ class Outputs:
         if known is not None and ids_BT.max() >= known:
             raise UserError(f"id {ids_BT.max()} is not in the vocabulary of node '{node.id}' ({known})", "use the dataset of the session")
         return self._backend.from_host(ids_BT)
-
-    def _env(self, node: GraphNode) -> Env:
-        return Env(
-            backend=self._backend,
-            params=self._params[node.id],
-            grads={},
-            accumulate=False,
-            activation=node.activation_precision,
-            seed=0,
-            step=0,
-            first_row=0,
-            training=False,
-            weight=0.0,
-            loss_scale=1.0,
-        )
 
 
 def _reads_ids(node: GraphNode, slot: int) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 from dcnr.backends.base import Array, Backend, Philox, Precision, Scalar
 
@@ -74,6 +74,14 @@ class Env:
     """Of the first row of every sequence; only generation begins elsewhere."""
     cache: Array | None = None
     """Generation: the keys and values of the positions so far, [rows, *NodeType.cache]; None where every position comes at once."""
+
+    @classmethod
+    def reading(cls, backend: Backend, params: Mapping[str, Array], activation: Precision) -> Self:
+        """For a forward that is no part of training: no dropout, no gradients, no step."""
+        return cls(
+            backend=backend, params=params, grads={}, accumulate=False, activation=activation, seed=0, step=0, first_row=0,
+            training=False, weight=0.0, loss_scale=1.0,
+        )  # fmt: skip
 
     def philox(self, stream: int, x: Array) -> Philox:
         """The mask source for `x` [rows, …] of the node whose id hashes to `stream`."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dcnr.backends.base import Array, Backend
 from dcnr.errors import UserError
-from dcnr.network.graph import Graph, GraphNode, Port
+from dcnr.network.graph import Graph, Port
 from dcnr.network.instantiate import instantiate
 from dcnr.nodes.base import Env, Parameter
 from dcnr.passes import prepare
@@ -53,24 +53,10 @@ class Sampler:
             if self._logits in values:
                 break
             inputs = tuple(self._backend.from_host(ids_BT) if port is None else values[port] for port in node.inputs)
-            outputs, _ = self._nodes[node.id].forward(self._env(node), inputs)
+            env = Env.reading(self._backend, self._params[node.id], node.activation_precision)
+            outputs, _ = self._nodes[node.id].forward(env, inputs)
             values.update((Port(node.id, slot), output) for slot, output in enumerate(outputs))
         return np.asarray(self._backend.to_host(values[self._logits])[0], np.float32)
-
-    def _env(self, node: GraphNode) -> Env:
-        return Env(
-            backend=self._backend,
-            params=self._params[node.id],
-            grads={},
-            accumulate=False,
-            activation=node.activation_precision,
-            seed=0,
-            step=0,
-            first_row=0,
-            training=False,
-            weight=0.0,
-            loss_scale=1.0,
-        )
 
 
 def _stored(parameter: Parameter, weights: Weights) -> npt.NDArray[np.float32]:
